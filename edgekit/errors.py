@@ -202,6 +202,11 @@ def quote_short(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def printable(text: str) -> str:
+    """Escape what a terminal would obey or hide: control characters and invisible ones, but for line ends and tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
 def vendor_errors(vendor: str) -> Iterator[None]:
     """Convert exceptions of a vendor library to TargetFailed or TargetMissing; EdgekitErrors pass unchanged."""

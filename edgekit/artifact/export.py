@@ -67,9 +67,14 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
     need_torch_for(source)
-    free = free_bytes(final)
-    if free < plan.estimate.disk_bytes:
-        raise OutOfSpace(str(final), plan.estimate.disk_bytes, free)
+    free, needed = free_bytes(final), _artifact_bytes(plan)
+    if free < needed:
+        raise OutOfSpace(str(final), needed, free)
+
+
+def _artifact_bytes(plan: Plan) -> int:
+    """Return the predicted bytes of the artifact alone; what its first opening caches lies on another disk."""
+    return round(plan.estimate.disk_bytes * (1 - plan.memory.cached_share / plan.memory.disk_share))
 
 
 def places_for(plans: Sequence[Plan], out: str | Path) -> list[Path]:
@@ -109,7 +114,7 @@ def export(
     check_inputs(plan.model_copy(update={"quantisation": Quantisation(method=method)}) if method else plan)
     final = Path(out)
     target = plugins.load_target(plan.target)
-    staging = staging_for(final, plan.estimate.disk_bytes)
+    staging = staging_for(final, _artifact_bytes(plan))
     try:
         weights = _weights(plan, source, calibration, method, compute, store, rebuilding(announce), progress)
         if not plan.recipe.is_native():

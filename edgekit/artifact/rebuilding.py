@@ -88,7 +88,7 @@ def free_copy(artifact: Artifact, store: ContentStore) -> int:
     except (EdgekitError, OSError, ValueError):  # a path that is no text, for one; the export has succeeded
         store.drop(store.root / f".{place.name}.part")
         return 0
-    return whole - kept if store.drop(folder) else 0
+    return 0 if store.drop(folder) else whole - kept
 
 
 def free_copies(artifacts: Iterable[Artifact], store: ContentStore, announce: Callable[[str], None]) -> None:

@@ -157,6 +157,7 @@ def _checked(
 
     material = _material(signature, where)
     config = verifying.Config()
+    roots: list[Path] = []
     if isinstance(trusted, KeylessIdentity):
         with _through_sigstore(f"{where}: cannot be verified", UntrustedSignature, "a signature by a key needs none"):
             config.use_sigstore_verifier(identity=trusted.identity, oidc_issuer=trusted.provider)
@@ -181,6 +182,8 @@ def _checked(
             f"{where}: is signed without a key (Sigstore); give --identity and --identity-provider"
         )
     _verify(config, path, signature, where, who)
+    if roots:
+        _check_chain(material, roots, where, now or datetime.now(UTC))
     if path.is_dir() and MANIFEST not in _signed_names(signature):
         raise UntrustedSignature(f"{where}: its signature does not cover {MANIFEST}; sign it again")
     return who
@@ -239,8 +242,8 @@ def _signed_names(signature: bytes) -> set[str]:
 
 def _is_certified(signature: bytes) -> bool:
     try:
-        return "x509CertificateChain" in json.loads(signature).get("verificationMaterial", {})
-    except (ValueError, AttributeError):
+        return "x509CertificateChain" in _material(signature, "")
+    except UntrustedSignature:
         return True
 
 
@@ -270,6 +273,30 @@ def _valid_certificate(material: Mapping[str, Any], where: str, now: datetime) -
             f"{where}: the certificate of {who} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} on"
         )
     return who
+
+
+def _check_chain(material: Mapping[str, Any], roots: list[Path], where: str, now: datetime) -> None:
+    """Raise `UntrustedSignature` unless every certificate up to the authority's is valid now.
+
+    model-signing checks them at the start of the signer's validity period only.
+    """
+    from cryptography import x509
+    from OpenSSL import crypto
+
+    store = crypto.X509Store()
+    for place in roots:
+        for trusted in x509.load_pem_x509_certificates(place.read_bytes()):
+            store.add_cert(crypto.X509.from_cryptography(trusted))
+    store.set_time(now)
+    chain = [b64decode(each["rawBytes"]) for each in material["x509CertificateChain"]["certificates"]]
+    leaf, *others = (crypto.X509.from_cryptography(x509.load_der_x509_certificate(each)) for each in chain)
+    try:
+        crypto.X509StoreContext(store, leaf, others).verify_certificate()
+    except crypto.X509StoreContextError as error:
+        name = quote_short(error.certificate.to_cryptography().subject.rfc4514_string())
+        raise UntrustedSignature(
+            f"{where}: the certificate of {name}, on the way to the authority: {error}; sign it with a valid chain"
+        ) from error
 
 
 def _pems(trusted: Path) -> list[tuple[Path, bytes]]:

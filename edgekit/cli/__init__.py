@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from edgekit.errors import DoesNotFit, EdgekitError, near_names, quote_short
+from edgekit.errors import DoesNotFit, EdgekitError, near_names, printable, quote_short
 
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -185,7 +185,7 @@ def _end_or_raise(error: Exception) -> NoReturn:
 
 
 def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
-    print(f"edgekit: {line}", file=sys.stderr)  # noqa: T201
+    print(f"edgekit: {printable(line)}", file=sys.stderr)  # noqa: T201
     sys.exit(code)
 
 

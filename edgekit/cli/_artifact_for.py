@@ -26,6 +26,8 @@ _ARTIFACT, _WEIGHTS = "artifact", "weights"
 def artifact_for(model: str, context: int | None = None) -> Path:
     """Return the artifact at path `model`, or the artifact of model `model` for this machine.
 
+    An artifact of the cache is held until the running command ends, so that no other process removes it.
+
     A bundled model comes with one. Another model's is planned and exported where the cache has none yet. A line on
     stderr names the choice and its reason.
     """
@@ -57,7 +59,10 @@ def artifact_for(model: str, context: int | None = None) -> Path:
             export_here(source, context, folder / _ARTIFACT, folder / _WEIGHTS)
         shutil.rmtree(folder / _WEIGHTS, ignore_errors=True)  # packed into the artifact: a second copy of the model
 
-    place = store.get(_key(source, context), make, lambda entry: check(entry), _say_waiting)
+    place, hold = store.hold(_key(source, context), make, lambda entry: check(entry), _say_waiting)
+    context_of_command = click.get_current_context(silent=True)
+    if context_of_command is not None:
+        context_of_command.call_on_close(hold.close)
     artifact = place / _ARTIFACT
     if not is_made:
         click.echo(f"edgekit: {model} as {chosen(read_manifest(artifact).plan)}, made earlier", err=True)

@@ -9,6 +9,8 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
+from edgekit.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,6 +50,7 @@ def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "",
     from rich.text import Text
 
     screen = console()
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
     needed = [min(width, _NARROWEST) if name == wraps_at else width for name, width in zip(head, widths, strict=True)]
     if sum(needed) + 2 * (len(needed) - 1) <= screen.width:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import click
 
 from edgekit.common.progress import Progress
+from edgekit.errors import printable
 
 _LINE_EVERY_S = 2.0
 
@@ -46,7 +47,8 @@ def _lines() -> Progress:
         if task != last_task:
             began_at = now
         last_task, last_at = task, now
-        click.echo(f"{_percent(done, total):3.0f} %  {what}{time_left(done, total, now - began_at)}", err=True)
+        left = time_left(done, total, now - began_at)
+        click.echo(f"{_percent(done, total):3.0f} %  {printable(what)}{left}", err=True)
 
     return tell
 
@@ -78,7 +80,7 @@ def _bar() -> Iterator[Progress]:
         known: dict[str, TaskID] = {}
 
         def tell(done: float, total: float, what: str) -> None:
-            task, _, at = what.partition(": ")
+            task, _, at = printable(what).partition(": ")
             if task not in known:
                 known[task] = bars.add_task("", total=100, task=task, at=at)
             bars.update(known[task], completed=_percent(done, total), at=at)

@@ -17,7 +17,7 @@ from edgekit.common.bounds import Share
 from edgekit.common.options import Option
 from edgekit.delivery.publish import publish, withdraw
 from edgekit.delivery.site_index import PublishedArtifact
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, printable
 
 
 class PublishOptions(Frozen):
@@ -53,7 +53,10 @@ def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) 
     if choice.withdraw:
         if artifacts or choice.rollout is not None or choice.only:
             raise InvalidInput("--withdraw takes no artifacts, --rollout or --only; leave them out")
-        index = withdraw(choice.output, release=choice.release, channel=choice.channel, signer=signer)
+        with progress_display(as_json) as progress:
+            index = withdraw(
+                choice.output, release=choice.release, channel=choice.channel, signer=signer, progress=progress
+            )
     else:
         with progress_display(as_json) as progress:
             index = publish(
@@ -73,7 +76,7 @@ def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) 
     state = "withdrawn" if release.withdrawn else f"for {release.rollout:.0%} of installations"
     click.echo(f"{choice.output}: release {release.name} of {choice.channel}, {state}; index {index.sequence}")
     for each in release.artifacts:
-        click.echo(f"  {_line(each)}")
+        click.echo(f"  {printable(_line(each))}")
     if not all(each.has_chunks for each in release.artifacts):
         click.echo("  note: an artifact lists no chunks; export it again, so that updates fetch only what changed")
 

@@ -9,6 +9,7 @@ import click
 
 from edgekit.artifact.installed import read_installed
 from edgekit.cli._options import json_option
+from edgekit.cli._progress import progress_display
 from edgekit.delivery.installation import rollback
 
 
@@ -20,7 +21,8 @@ def command(folder: Path, as_json: bool) -> None:
 
     `pull` does not install the abandoned artifact again, only a newer release.
     """
-    artifact = rollback(folder)
+    with progress_display() as progress:
+        artifact = rollback(folder, progress)
     installed = read_installed(folder)
     assert installed is not None and installed.current is not None
     if as_json:

@@ -18,7 +18,7 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.cli._console import draw
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
-from edgekit.common.content_store import ContentStore
+from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.common.files import home
 from edgekit.common.options import ByteCount
 from edgekit.common.units import show_bytes
@@ -32,14 +32,22 @@ _KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")
 _DAY_S = 86_400
 # Subfolders of the cache, with a description of each.
 _KINDS = {
-    "artifacts": "artifacts that run and chat made",
+    "artifacts": "artifacts that run, chat and serve made",
     "weights": "neutral weights",
     "programs": "programs that targets built",
     "packed": "weights as onnxruntime packs them",
     "reference": "logits of float models",
     "peers": "models of other engines, for bench --against",
     "gguf": "config and tokenizer of GGUF files",
+    "native": "builds of the native library",
+    "real-models": "downloaded models",
+    "data-sets": "public data sets, for eval --tasks",
+    "task-answers": "answers to tasks, from which an interrupted eval --tasks continues",
+    "facts": "what was measured and checked of artifacts",
+    "hashes": "hashes of models' files",
+    "quality": "measured quality of recipes",
 }
+_SMALL = ("facts", "hashes", "quality")  # thousands of small files: one entry each
 
 
 class Entry(NamedTuple):
@@ -53,7 +61,7 @@ class Entry(NamedTuple):
     @property
     def key(self) -> str:
         match = _KEY.fullmatch(self.path.name)
-        return match[1] if match else self.path.name
+        return match[1] if match else self.path.name.lstrip(".")
 
     def describe(self) -> str:
         """Describe the contents of an entry."""
@@ -116,7 +124,7 @@ def ls(as_json: bool) -> None:
 def show(key: str, as_json: bool) -> None:
     """Show the entry whose key begins with KEY: its folder, its files and their sizes."""
     entry = _one(key)
-    files = {path.relative_to(entry.path).as_posix(): path.stat().st_size for path in _files(entry.path)}
+    files = {path.relative_to(entry.path.parent).as_posix(): path.stat().st_size for path in _files(entry.path)}
     if as_json:
         click.echo(json.dumps({**_facts(entry), "files": files}, indent=1))
         return
@@ -132,53 +140,66 @@ def show(key: str, as_json: bool) -> None:
 @options(choice=PruneOptions)
 def prune(keys: tuple[str, ...], choice: PruneOptions) -> None:
     """Remove the entries of KEYS, or the ones that the options choose. Artifacts outside the cache are not touched."""
-    kept = entries()
-    chosen = [_one(key) for key in keys]
-    if choice.all:
-        chosen = kept
-    if choice.older_than is not None:
-        limit = time.time() - choice.older_than * _DAY_S
-        chosen += [each for each in kept if each.used_at < limit]
-    if choice.keep is not None:
-        total = sum(each.bytes for each in kept)
-        for each in sorted(kept, key=lambda each: each.used_at):
-            if total > choice.keep:
-                chosen.append(each)
-                total -= each.bytes
     if not keys and not choice.model_fields_set - {"dry_run"}:
         raise InvalidInput("nothing to remove was named; give a KEY, --older-than DAYS, --keep SIZE or --all")
+    named = {_one(key).path for key in keys}
+    kept = sorted(entries(), key=lambda each: each.used_at)
+    oldest = time.time() - (choice.older_than or 0) * _DAY_S
+    left = sum(each.bytes for each in kept)
     freed = 0
-    for each in dict.fromkeys(chosen):
-        if not choice.dry_run and not ContentStore(each.path.parent).drop(each.path):
-            raise InvalidInput(
-                f"{each.path}: cannot be removed: another process is using it, or this user may not; try again later"
-            )
-        freed += each.bytes
+    busy: list[str] = []
+    failed: list[str] = []
+    for each in kept:
+        is_old = choice.older_than is not None and each.used_at < oldest
+        is_over = choice.keep is not None and left > choice.keep
+        if not (each.path in named or choice.all or is_old or is_over):
+            continue
+        reason = "" if choice.dry_run else ContentStore(each.path.parent).drop(each.path)
+        if reason:
+            (busy if reason == IN_USE and each.path not in named else failed).append(f"{each.key[:12]} ({reason})")
+            continue
+        left, freed = left - each.bytes, freed + each.bytes
         click.echo(
             f"{'would remove' if choice.dry_run else 'removed'} {each.key[:12]} {each.kind} {show_bytes(each.bytes)}"
         )
+    if not choice.dry_run:
+        for root in (home(), *(home() / kind for kind in _KINDS)):
+            ContentStore(root).remove_stale_locks()
     click.echo(f"{show_bytes(freed)} {'would be ' if choice.dry_run else ''}freed")
+    if busy:
+        click.echo(f"left {', '.join(busy)}; prune again when it has ended")
+    if failed:
+        raise InvalidInput(f"not removed: {', '.join(failed)}; prune again later, or as the user who owns {home()}")
 
 
 def entries() -> list[Entry]:
     """Return every entry of the cache, the most recently used first."""
     result = []
-    for kind in _KINDS:
-        folder = home() / kind
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.is_dir() and _KEY.fullmatch(path.name):
-                with suppress(FileNotFoundError):  # another process is removing it
-                    size = sum(file.stat().st_size for file in _files(path))
-                    result.append(Entry(kind, path, size, path.stat().st_mtime))
+    for kind, path in _paths():
+        with suppress(FileNotFoundError):  # another process is removing it
+            size = sum(file.stat().st_size for file in _files(path))
+            result.append(Entry(kind, path, size, path.stat().st_mtime))
     return sorted(result, key=lambda each: -each.used_at)
 
 
+def _paths() -> Iterator[tuple[str, Path]]:
+    """Yield the kind and path of every entry; entries that a killed process left unfinished or half removed too."""
+    for kind in _KINDS:
+        folder = home() / kind
+        if kind in _SMALL:
+            yield from ((kind, path) for path in (folder, home() / f".{kind}.gone") if path.is_dir())
+        elif folder.is_dir():
+            yield from ((kind, path) for path in folder.iterdir() if path.suffix != ".lock")
+    yield from (("data-sets", path) for path in home().glob(".fetching.*"))
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    paths = folder.rglob("*") if folder.is_dir() else (folder,)
+    return (path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def _one(key: str) -> Entry:
-    matching = [each for each in entries() if key and each.key.startswith(key.lower())]
+    matching = [each for each in entries() if key and each.key.lower().startswith(key.lower())]
     if len(matching) != 1:
         raise InvalidInput(
             f"key {key!r}: {len(matching) or 'no'} entries begin with it; `edgekit store ls` lists the keys"

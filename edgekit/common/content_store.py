@@ -2,7 +2,7 @@
 
 A folder is complete or absent. If several processes need the same one, one makes it and the others wait. The partial
 folder of a killed process is kept, and the next process resumes from it. Only `drop` and `keep_within` remove folders,
-and none that a process holds.
+and none that a process holds (`Hold`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,45 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
-from edgekit.common.files import boot_id, sync_folder
+from edgekit.common.file_lock import file_lock, file_locks, is_named
+from edgekit.common.files import sync_folder
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
-_POLL_S = 0.2
+IN_USE = "a process uses it"
+
+
+class Hold:
+    """Keeps a file or folder of a store from being dropped, until `close` or until this object is gone."""
+
+    def __init__(self, handle: int | None) -> None:
+        self._close = None if handle is None else weakref.finalize(self, os.close, handle)
+
+    @classmethod
+    def of(cls, path: Path) -> Hold | None:
+        """Hold `path`; return None if it is missing. Where the system has no file locks, nothing is held."""
+        try:
+            fcntl = file_locks()
+        except Unsupported:
+            return cls(None) if path.exists() else None
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        hold = cls(handle)
+        with suppress(OSError):  # a network file system without locks of folders
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        return hold if is_named(handle, path) else None
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close()
 
 
 class ContentStore:
@@ -70,23 +97,23 @@ class ContentStore:
         make: Callable[[Path], None],
         check: Callable[[Path], object],
         waiting: Callable[[str], None] = lambda holder: None,
-    ) -> tuple[Path, int]:
-        """Return the folder as `get` does, and an open file; until that is closed, no process drops the folder."""
+    ) -> tuple[Path, Hold]:
+        """Return the folder as `get` does, and its hold."""
         while True:
             place = self.get(key, make, check, waiting)
-            handle = _shared(place)
-            if handle is not None:
-                return place, handle
+            hold = Hold.of(place)
+            if hold is not None:
+                return place, hold
 
     @contextmanager
     def holding(self, path: Path) -> Iterator[bool]:
         """Let no process drop a folder during the block; yield False if it is gone already."""
-        handle = _shared(path)
+        hold = Hold.of(path)
         try:
-            yield handle is not None
+            yield hold is not None
         finally:
-            if handle is not None:
-                os.close(handle)
+            if hold is not None:
+                hold.close()
 
     def folders(self) -> list[Path]:
         """Return every complete folder."""
@@ -103,7 +130,7 @@ class ContentStore:
         for _, size, path in sorted(others):
             if total <= limit_bytes:
                 return
-            if self.drop(path):
+            if not self.drop(path):
                 total -= size
 
     def _others(self, spare: str) -> list[tuple[float, int, Path]]:
@@ -120,8 +147,8 @@ class ContentStore:
                     continue  # another process dropped or renamed it
         return others
 
-    def drop(self, path: Path) -> bool:
-        """Remove a folder of this store; return False if it is being made, is held, or cannot be removed.
+    def drop(self, path: Path) -> str:
+        """Remove a file or folder of this store; return why it stays, or an empty text.
 
         It is renamed first, so that no process sees it half removed.
         """
@@ -130,15 +157,25 @@ class ContentStore:
         try:
             with self._lock(key, None) as is_ours:
                 if not is_ours:
-                    return False
-                shutil.rmtree(gone, ignore_errors=True)
+                    return IN_USE
+                _remove(gone)
                 if path.exists() and path != gone:
                     with _alone(path):
                         path.rename(gone)
-                    shutil.rmtree(gone, ignore_errors=True)
-        except (InvalidInput, OSError):
-            return False  # the store is read-only for this user
-        return not gone.exists()
+                    _remove(gone)
+        except BlockingIOError:
+            return IN_USE
+        except InvalidInput as error:
+            return str(error)
+        except OSError as error:
+            return error.strerror or str(error)
+        return f"{gone} cannot be removed" if gone.exists() else ""
+
+    def remove_stale_locks(self) -> None:
+        """Remove the lock files of killed processes."""
+        for path in self.root.glob(".*.lock"):
+            with suppress(InvalidInput, OSError), file_lock(path, None, ""):
+                pass  # the end of the block removes it
 
     def _place(self, key: str) -> Path:
         assert _KEY.fullmatch(key), key
@@ -154,60 +191,22 @@ class ContentStore:
             return False
         return True
 
-    @contextmanager
-    def _lock(self, key: str, waiting: Callable[[str], None] | None) -> Iterator[bool]:
-        """Hold the lock of `key`. The kernel releases the lock of a dead process, so none is ever stale.
-
-        Without `waiting`, do not wait: yield False if another process holds the lock.
-        """
-        fcntl = _file_locks()
-        path = self.root / f".{key}.lock"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            handle = _acquire(path, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, waiting)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise InvalidInput(f"{self.root}: cannot be written: {reason}; choose another with --store") from error
-        if handle is None:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(handle)
+    def _lock(self, key: str, waiting: Callable[[str], None] | None) -> AbstractContextManager[bool]:
+        return file_lock(self.root / f".{key}.lock", waiting, "choose another with --store")
 
 
-def _file_locks() -> ModuleType:
-    try:
-        import fcntl
-    except ImportError:
-        raise Unsupported("quantising needs file locks, which this system lacks; use Linux or macOS") from None
-    return fcntl
-
-
-def _shared(place: Path) -> int | None:
-    """Open a folder and lock it against `_alone`; None if it was dropped meanwhile."""
-    fcntl = _file_locks()
-    try:
-        handle = os.open(place, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        with suppress(OSError):  # a network file system without locks of folders
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle).st_ino == place.stat().st_ino:
-            return handle
-    except FileNotFoundError:
-        pass
-    os.close(handle)
-    return None
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Raise `BlockingIOError` if a process holds the folder; let none hold it during the block."""
-    fcntl = _file_locks()
+    fcntl = file_locks()
     handle = os.open(place, os.O_RDONLY)
     try:
         try:
@@ -226,30 +225,3 @@ def _used(place: Path) -> Path:
     with suppress(OSError):  # a store that this user may only read
         os.utime(place)
     return place
-
-
-def _acquire(
-    path: Path, lock: Callable[[int, int], None], how: int, waiting: Callable[[str], None] | None
-) -> int | None:
-    reported = False
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            lock(handle, how)
-            # The previous holder removes its lock file: take the lock only if our file still has that name.
-            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()}, boot {boot_id()}\n".encode())
-                return handle
-        except BlockingIOError:
-            if waiting is None:
-                os.close(handle)
-                return None
-            if not reported:
-                waiting(os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process")
-                reported = True
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-        time.sleep(_POLL_S if reported else 0)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from io import BufferedReader
 from pathlib import Path
 
 from edgekit.errors import InvalidInput, OutOfSpace, quote_short
@@ -150,10 +154,22 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(place).free
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading. Raises `InvalidInput` for a pipe, a device or a folder: a pipe could wait for ever."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise InvalidInput(f"{path}: not a regular file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a regular file's bytes, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         block = bytearray(_BLOCK)
         view = memoryview(block)
         while count := file.readinto(block):
@@ -161,9 +177,21 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+@cache
 def boot_id() -> str:
-    """Return an id that changes with every boot of the machine; `unknown` if the system has none."""
-    try:
+    """Return an id that changes with every boot of the machine; with every process if the system has none."""
+    with suppress(OSError, AttributeError, ValueError):
+        if sys.platform == "darwin":
+            return _macos_boot_id()
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
+    return secrets.token_hex(16)
+
+
+def _macos_boot_id() -> str:
+    import ctypes
+
+    text = ctypes.create_string_buffer(64)
+    size = ctypes.c_size_t(len(text))
+    if ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0):
+        raise OSError("no kern.bootsessionuuid")
+    return text.value.decode()

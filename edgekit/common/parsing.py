@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import stat
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from edgekit.common.files import open_regular
 from edgekit.common.units import show_bytes
 from edgekit.errors import InvalidInput, quote_short
 
@@ -32,12 +33,10 @@ Model = TypeVar("Model", bound=BaseModel)
 def read_bytes(path: Path, limit_bytes: int) -> bytes:
     """Read a regular file of at most `limit_bytes`; pipes, devices and directories are refused unopened."""
     try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise InvalidInput(f"{path}: not a regular file")
-        if info.st_size > limit_bytes:
-            raise InvalidInput(f"{path}: {show_bytes(info.st_size)} is more than the {show_bytes(limit_bytes)} allowed")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit_bytes:
+                raise InvalidInput(f"{path}: {show_bytes(size)} is more than the {show_bytes(limit_bytes)} allowed")
             return file.read(limit_bytes)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edgekit.common.files import disk_full
 from edgekit.common.parsing import parse_json
 from edgekit.errors import InvalidInput
 
@@ -23,21 +25,36 @@ class ResultsFile:
         self._path, self._on_read = path, on_read
         self.names: set[str | int] = set()
         self._file: BinaryIO = sys.stdout.buffer
+        self._is_new = False
 
     def __enter__(self) -> ResultsFile:
         if self._path is None:
             return self
+        self._is_new = not self._path.exists()
         try:
             file = self._path.open("a+b")
         except OSError as error:
             raise InvalidInput(f"{self._path}: cannot be written: {error.strerror}; choose another path") from error
         try:
+            self._lock(file)
             self._read(file)
         except BaseException:
             file.close()
             raise
         self._file = file
         return self
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Let no other process write or remove the file; two at once would cut each other's lines."""
+        with suppress(ImportError, OSError):  # a system or file system without such locks
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidInput(
+                    f"{self._path}: another process writes it now; wait for it or choose another path"
+                ) from None
 
     def _read(self, file: BinaryIO) -> None:
         file.seek(0)
@@ -56,11 +73,32 @@ class ResultsFile:
         file.seek(0, os.SEEK_END)
 
     def write(self, result: dict[str, Any]) -> None:
-        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(result, ensure_ascii=False).encode() + b"\n"
+        if self._path is None:
+            self._file.write(line)
+            self._file.flush()
+        else:
+            self._append(self._path, line)
         self.names.add(result["id"])
 
-    def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
+    def _append(self, path: Path, line: bytes) -> None:
+        """Write a whole line or nothing. Raises `OutOfSpace` with the file and the bytes."""
+        handle, left = self._file.fileno(), memoryview(line)
+        size = os.fstat(handle).st_size
+        try:
+            with disk_full(path, len(line)):
+                while left:
+                    left = left[os.write(handle, left) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(handle, size)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._path is None:
+            return
+        with self._file as file:
+            if error is None:
+                os.fsync(file.fileno())
+            elif self._is_new and os.fstat(file.fileno()).st_size == 0:
+                self._path.unlink(missing_ok=True)

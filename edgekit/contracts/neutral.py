@@ -7,7 +7,6 @@ template, and a manifest.
 from __future__ import annotations
 
 import hashlib
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -308,13 +307,13 @@ def open_held(
     waiting: Callable[[str], None] = lambda holder: None,
 ) -> NeutralWeights:
     """Open the weights of `key` as `ContentStore.get` finds them; none drops them while the returned object exists."""
-    folder, handle = store.hold(key, make, check, waiting)
+    folder, hold = store.hold(key, make, check, waiting)
     try:
         weights = NeutralWeights.open(folder)
     except BaseException:
-        os.close(handle)
+        hold.close()
         raise
-    weakref.finalize(weights, os.close, handle)
+    weakref.finalize(weights, hold.close)
     return weights
 
 

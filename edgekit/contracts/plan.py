@@ -103,6 +103,7 @@ class MemoryFacts(Frozen):
     adapted_linear_bytes: Count = 0  # of the sessions with adapters, per adapted linear
     exit_copies: bool = False  # True: each exit has copies of its layers and the head
     disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept beside the original
+    cached_share: Factor = 0.0  # the part of `disk_share` that lies in the cache of a device that opens the artifact
     source: Text
 
 

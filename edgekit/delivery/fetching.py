@@ -21,7 +21,7 @@ from edgekit.common.files import disk_full, free_bytes
 from edgekit.common.progress import Progress
 from edgekit.contracts.manifest import Manifest
 from edgekit.delivery.site_index import file_name
-from edgekit.delivery.transport import Connection, RangesMissing, Site
+from edgekit.delivery.transport import SLOWEST_BYTES_PER_S, Connection, RangesMissing, Site
 from edgekit.errors import DamagedArtifact, NetworkMetered, OutOfSpace, TransferFailed
 
 MOST_CONNECTIONS = 16
@@ -30,6 +30,7 @@ _MOST_ATTEMPTS = 6  # without a new chunk between them
 _WRONG_BYTES_ATTEMPTS = 2
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _BLOCK = 1 << 20
+_GRACE_S = 300.0  # before the speed counts
 
 
 class PlacedChunk(NamedTuple):
@@ -49,14 +50,19 @@ class FetchLimits(NamedTuple):
     bytes_per_s: int | None = None
     is_metered: Callable[[], bool] = lambda: False
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def slowest_bytes_per_s(self) -> float:
+        """Return the speed below which a fetch ends; half of `bytes_per_s` where that is slow."""
+        return min(SLOWEST_BYTES_PER_S, (self.bytes_per_s or 2 * SLOWEST_BYTES_PER_S) / 2)
 
 
 class Bandwidth:
     """Limits all connections together to `bytes_per_s`."""
 
-    def __init__(self, limits: FetchLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock, self._lock = limits, clock, threading.Lock()
-        self._free_at = clock()
+    def __init__(self, limits: FetchLimits) -> None:
+        self._limits, self._clock, self._lock = limits, limits.clock, threading.Lock()
+        self._free_at = limits.clock()
 
     def take(self, count: int) -> None:
         """Wait until `count` more bytes may be read."""
@@ -180,9 +186,11 @@ class _Fetch:
         try:
             for thread in threads:
                 thread.start()
+            began = self._limits.clock()
             while any(thread.is_alive() for thread in threads):
                 for thread in threads:
                     thread.join(0.1)
+                self._check_speed(self._limits.clock() - began)
                 self._progress(self._done_bytes, self._total, "fetching")
         except BaseException as error:
             self._error = error
@@ -192,6 +200,16 @@ class _Fetch:
         self._progress(self._done_bytes, self._total, "fetching")
         return self._read_bytes
 
+    def _check_speed(self, elapsed_s: float) -> None:
+        """Raise `TransferFailed` if the fetch is too slow: its time stays in proportion to its size."""
+        slowest = self._limits.slowest_bytes_per_s()
+        if elapsed_s > _GRACE_S + min(self._read_bytes, self._total) / slowest:
+            raise TransferFailed(
+                f"{self._site.url}: {self._done_bytes:,} of {self._total:,} bytes in {elapsed_s:.0f} s, slower than"
+                f" {slowest:,.0f} bytes/s; pull again to continue, or check the network",
+                is_passing=False,
+            )
+
     def _work(self) -> None:
         try:
             with closing(self._site.connect()) as connection:
@@ -200,11 +218,11 @@ class _Fetch:
         except BaseException as error:
             self._error = self._error or error
 
-    def _next_run(self) -> list[PlacedChunk] | None:
+    def _next_run(self) -> deque[PlacedChunk] | None:
         with self._lock:
             return self._runs.popleft() if self._runs else None
 
-    def _fetch_run(self, connection: Connection, run: list[PlacedChunk]) -> None:
+    def _fetch_run(self, connection: Connection, run: deque[PlacedChunk]) -> None:
         """Fetch a run of chunks. After a failure, pause and continue at the first incomplete chunk."""
         failures, wrong = 0, 0
         while run and self._error is None:
@@ -226,22 +244,24 @@ class _Fetch:
                     raise
                 self._pause(backoff_s(wrong))
 
-    def _join_runs_of_file(self, run: list[PlacedChunk]) -> None:
+    def _join_runs_of_file(self, run: deque[PlacedChunk]) -> None:
         """Add the queued runs of the same file to `run`, because the server sends only whole files."""
         with self._lock:
             own = [each for each in self._runs if each[0].path == run[0].path]
             self._runs = deque(each for each in self._runs if each[0].path != run[0].path)
-        run[:] = sorted({*run, *(piece for each in own for piece in each)}, key=lambda piece: piece.offset)
+        joined = sorted({*run, *(piece for each in own for piece in each)}, key=lambda piece: piece.offset)
+        run.clear()
+        run.extend(joined)
 
-    def _read_run(self, connection: Connection, run: list[PlacedChunk]) -> None:
+    def _read_run(self, connection: Connection, run: deque[PlacedChunk]) -> None:
         """Read chunks of one file in order; remove each complete chunk from `run`."""
-        name = file_name(run[0].file_sha256)
+        name, left = file_name(run[0].file_sha256), sum(piece.bytes for piece in run)
         at = run[0].offset if connection.sends_ranges else 0
         digest = hashlib.sha256()
         with run[0].path.open("r+b", buffering=0) as file:
             for block in connection.read(name, at, run[-1].offset + run[-1].bytes):
                 self._bandwidth.take(len(block))
-                self._check_metered(sum(piece.bytes for piece in run))
+                self._check_metered(left)
                 self._read_bytes += len(block)
                 view = memoryview(block)
                 while view:
@@ -257,7 +277,8 @@ class _Fetch:
                     at, view = at + len(part), view[len(part) :]
                     if at == piece.offset + piece.bytes:
                         self._check(piece, digest.hexdigest(), name)
-                        run.pop(0)
+                        run.popleft()
+                        left -= piece.bytes
                         digest = hashlib.sha256()
 
     def _check(self, piece: PlacedChunk, sha256: str, name: str) -> None:
@@ -287,15 +308,15 @@ def backoff_s(failures: int) -> float:
     return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
 
 
-def _runs(missing: list[PlacedChunk]) -> Iterator[list[PlacedChunk]]:
+def _runs(missing: list[PlacedChunk]) -> Iterator[deque[PlacedChunk]]:
     """Group adjacent chunks of a file into runs of at most `_MOST_RANGE_BYTES`."""
-    run: list[PlacedChunk] = []
+    run: deque[PlacedChunk] = deque()
     size = 0
     for piece in missing:
         follows = run and run[-1].path == piece.path and run[-1].offset + run[-1].bytes == piece.offset
         if run and (not follows or size + piece.bytes > _MOST_RANGE_BYTES):
             yield run
-            run, size = [], 0
+            run, size = deque(), 0
         run.append(piece)
         size += piece.bytes
     if run:

@@ -18,12 +18,13 @@ from edgekit.artifact.installed import (
     read_installed,
     write_installed,
 )
+from edgekit.common.file_lock import file_lock
 from edgekit.common.files import sync_folder
 from edgekit.common.parsing import read_bytes
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import read_sealed_json
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
-from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.errors import EdgekitError, InvalidInput
 
 _LOCK = ".lock"
 _PART = ".part"
@@ -31,25 +32,14 @@ _PART = ".part"
 
 @contextmanager
 def locked(folder: Path, progress: Progress) -> Iterator[None]:
-    """Lock the installation for changes. The kernel releases the lock of a dead process."""
-    try:
-        import fcntl
-    except ImportError:
-        raise Unsupported("pull needs file locks, which this system lacks; use Linux, macOS, Android or iOS") from None
-    try:
-        (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InvalidInput(f"{folder}: cannot be written: {error.strerror}; choose another folder") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(0, 1, "waiting for another pull into this folder")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    """Lock the installation for changes."""
+
+    def wait(holder: str) -> None:
+        progress(0, 1, f"waiting for {holder}, which changes {folder}")
+
+    with file_lock(folder / _LOCK, wait, "choose another folder"):
+        (folder / VERSIONS).mkdir(exist_ok=True)
         yield
-    finally:
-        os.close(handle)
 
 
 def new_installation(site: str) -> InstallationState:
@@ -60,6 +50,18 @@ def new_installation(site: str) -> InstallationState:
 def staging_of(folder: Path, sha256: str) -> Path:
     """Return the staging folder of an artifact that is being fetched."""
     return folder / VERSIONS / f".{sha256}{_PART}"
+
+
+def remove_unfinished(folder: Path, staging: Path) -> None:
+    """Remove the staging folders of all artifacts but one."""
+    for path in (folder / VERSIONS).glob(f".*{_PART}"):
+        if path != staging:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Return the bytes of the disk that a folder's files take; a hole in a file takes none."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
 def switch(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgekit.artifact.artifact import SIGNATURE, Artifact, verify
 from edgekit.artifact.signing import Signer, sign_bytes
+from edgekit.common.file_lock import file_lock
 from edgekit.common.files import copy_file, disk_full, file_sha256, free_bytes, sync_folder, write_file
 from edgekit.common.parsing import read_bytes
 from edgekit.common.progress import Progress
@@ -67,40 +69,64 @@ def publish(
     check_release_name(release)
     if rollout is not None and not 0 <= rollout <= 1:
         raise InvalidInput(f"rollout: must be a share from 0 to 1, found {rollout}")
-    index = read_site(place, signer)
-    releases = list(index.channels.get(channel, ()))
-    known = next((each for each in releases if each.name == release), None)
-    if known is None and not artifacts:
-        raise UnknownName("release", release, [each.name for each in releases])
+    if not artifacts and not place.exists():
+        raise UnknownName("release", release, [])
     whole = [verify(path) for path in artifacts]
-    entries = [_entry(each, tuple(devices)) for each in whole]
-    _copy_files(place, whole, progress)
-    if known is None:
-        known = Release(name=release, number=index.releases + 1, artifacts=())
-        index = index.model_copy(update={"releases": known.number})
-        releases.append(known)
-    new_hashes = {each.sha256 for each in entries}
-    kept = tuple(each for each in known.artifacts if each.sha256 not in new_hashes)
-    changed = known.model_copy(
-        update={
-            "artifacts": (*kept, *entries),
-            "rollout": known.rollout if rollout is None else float(rollout),
-        }
-    )
-    releases[releases.index(known)] = changed
-    return _write_index(place, index, channel, releases, signer)
+    with _locked(place, progress):
+        index = read_site(place, signer)
+        releases = list(index.channels.get(channel, ()))
+        known = next((each for each in releases if each.name == release), None)
+        if known is None and not artifacts:
+            raise UnknownName("release", release, [each.name for each in releases])
+        entries = [_entry(each, tuple(devices)) for each in whole]
+        _copy_files(place, whole, progress)
+        if known is None:
+            known = Release(name=release, number=index.releases + 1, artifacts=())
+            index = index.model_copy(update={"releases": known.number})
+            releases.append(known)
+        new_hashes = {each.sha256 for each in entries}
+        kept = tuple(each for each in known.artifacts if each.sha256 not in new_hashes)
+        changed = known.model_copy(
+            update={
+                "artifacts": (*kept, *entries),
+                "rollout": known.rollout if rollout is None else float(rollout),
+            }
+        )
+        releases[releases.index(known)] = changed
+        return _write_index(place, index, channel, releases, signer)
 
 
-def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer: Signer | None = None) -> SiteIndex:
+def withdraw(
+    site: str | Path,
+    *,
+    release: str,
+    channel: str = "stable",
+    signer: Signer | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> SiteIndex:
     """Withdraw a release: installations that have it return to the newest release before it. Raises `UnknownName`."""
     place = Path(site)
-    index = read_site(place, signer)
-    releases = list(index.channel(channel))
-    known = next((each for each in releases if each.name == release), None)
-    if known is None:
-        raise UnknownName("release", release, [each.name for each in releases])
-    releases[releases.index(known)] = known.model_copy(update={"withdrawn": True})
-    return _write_index(place, index, channel, releases, signer)
+    if not place.exists():
+        raise UnknownName("channel", channel, [])
+    with _locked(place, progress):
+        index = read_site(place, signer)
+        releases = list(index.channel(channel))
+        known = next((each for each in releases if each.name == release), None)
+        if known is None:
+            raise UnknownName("release", release, [each.name for each in releases])
+        releases[releases.index(known)] = known.model_copy(update={"withdrawn": True})
+        return _write_index(place, index, channel, releases, signer)
+
+
+@contextmanager
+def _locked(site: Path, progress: Progress) -> Iterator[None]:
+    """Lock the site from reading its index to replacing it, so that no other release is lost."""
+
+    def wait(holder: str) -> None:
+        progress(0, 1, f"waiting for {holder}, which changes {site}")
+
+    with file_lock(site / ".lock", wait, "choose another folder"):
+        yield
 
 
 def read_site(site: Path, signer: Signer | None = None) -> SiteIndex:
@@ -177,7 +203,6 @@ def _write_index(
     data = to_sealed_json(changed)
     if len(data) > MAX_INDEX_BYTES:
         raise InvalidInput(f"{site / INDEX}: would have {len(data):,} bytes, {MAX_INDEX_BYTES:,} are allowed")
-    site.mkdir(parents=True, exist_ok=True)
     if signer is not None:
         name = signature_name(hashlib.sha256(data).hexdigest())
         write_file(site / name, sign_bytes(INDEX, data, signer))

@@ -26,7 +26,7 @@ from edgekit.artifact.installed import (
     write_installed,
 )
 from edgekit.artifact.signing import check_signature
-from edgekit.common.files import write_file
+from edgekit.common.files import free_bytes, write_file
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import read_sealed_json
 from edgekit.contracts.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
@@ -49,6 +49,7 @@ from edgekit.errors import (
     DamagedArtifact,
     EdgekitError,
     InvalidInput,
+    OutOfSpace,
     RollbackRefused,
     TransferFailed,
     UntrustedSignature,
@@ -109,7 +110,7 @@ def pull(
         progress: called with the bytes done, their total and the current step.
 
     Raises:
-        TransferFailed: the site cannot be read; fetched chunks stay.
+        TransferFailed: the site cannot be read, or sends less than 1,024 bytes/s; fetched chunks stay.
         NetworkMetered: `is_metered` returned True; fetched chunks stay.
         OutOfSpace: the disk is full; fetched chunks stay.
         DamagedArtifact: the site's bytes differ from its index and manifests.
@@ -144,7 +145,7 @@ def pull(
             return Pulled(folder_of(folder, new), new.sha256, new.release, is_new, 0, chosen.bytes)
         staging = installation.staging_of(folder, chosen.sha256)
         manifest = _staged_manifest(site, chosen, staging, limits)
-        fetched, copied = _fill(site, staging, manifest, [folder, *map(Path, reuse)], limits, progress)
+        fetched, copied = _fill(site, folder, staging, manifest, list(map(Path, reuse)), limits, progress)
         _check_staged(staging, chosen, keys, progress)
         installed = installation.switch(folder, installed, new, staging)
         installation.remove_others(folder, installed, keep_bytes)
@@ -229,7 +230,13 @@ def _is_whole(folder: Path, new: InstalledArtifact) -> bool:
 
 
 def _staged_manifest(site: Site, chosen: PublishedArtifact, staging: Path, limits: FetchLimits) -> Manifest:
-    """Fetch the manifest, and the signature if it exists, into the staging folder."""
+    """Fetch the manifest, and the signature if it exists, into the staging folder.
+
+    What the index says is compared first with the disk and then with the manifest, before any chunk is looked at.
+    """
+    free, missing = free_bytes(staging), chosen.bytes - installation.allocated_bytes(staging)
+    if free < missing:
+        raise OutOfSpace(str(staging.parent), missing, free)
     staging.mkdir(parents=True, exist_ok=True)
     _keep(staging / MANIFEST, chosen.sha256, lambda: _manifest_bytes(site, chosen.sha256, limits))
     if chosen.signature_sha256 is not None:
@@ -243,6 +250,13 @@ def _staged_manifest(site: Site, chosen: PublishedArtifact, staging: Path, limit
         (staging / SIGNATURE).unlink(missing_ok=True)
     manifest = installation.manifest_of((staging / MANIFEST).read_bytes(), f"{site.url}{file_name(chosen.sha256)}")
     check_names(staging, manifest)
+    total = sum(fact.bytes for fact in manifest.files.values())
+    if total != chosen.bytes:
+        shutil.rmtree(staging)
+        raise DamagedArtifact(
+            f"{site.url}{file_name(chosen.sha256)}: lists files of {total:,} bytes, the index says {chosen.bytes:,};"
+            " tell its publisher"
+        )
     return manifest
 
 
@@ -265,9 +279,18 @@ def _keep(place: Path, sha256: str, read: Callable[[], bytes]) -> None:
 
 
 def _fill(
-    site: Site, staging: Path, manifest: Manifest, known: Iterable[Path], limits: FetchLimits, progress: Progress
+    site: Site,
+    folder: Path,
+    staging: Path,
+    manifest: Manifest,
+    known: Sequence[Path],
+    limits: FetchLimits,
+    progress: Progress,
 ) -> tuple[int, int]:
-    """Fill the staging folder with every chunk; return the bytes fetched and the bytes found on the disk."""
+    """Fill the staging folder with every chunk; return the bytes fetched and the bytes found on the disk.
+
+    Other unfinished fetches are removed when their chunks were copied: failing ones do not fill the disk.
+    """
     listed = {name.split("/")[0] for name in manifest.files} | {MANIFEST, SIGNATURE}
     for path in staging.iterdir():
         if path.name not in listed:
@@ -275,7 +298,8 @@ def _fill(
     fetching.prepare(staging, manifest)
     progress(0, 1, "looking for chunks on the disk")
     missing = fetching.missing_pieces(fetching.pieces_of(staging, manifest))
-    missing = fetching.reuse(missing, _known_pieces(known, staging, manifest), progress)
+    missing = fetching.reuse(missing, _known_pieces([folder, *known], staging, manifest), progress)
+    installation.remove_unfinished(folder, staging)
     fetched = fetching.fetch(site, missing, limits, progress)
     total = sum(fact.bytes for fact in manifest.files.values())
     return fetched, total - sum(piece.bytes for piece in missing)

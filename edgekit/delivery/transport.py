@@ -10,20 +10,25 @@ import base64
 import http.client
 import os
 import re
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass, url2pathname
 
+from edgekit.common.files import open_regular
 from edgekit.errors import InvalidInput, TransferFailed, quote_short
 
 _BLOCK = 64 << 10
 _MOST_REDIRECTS = 3
-_SLOWEST_BYTES_PER_S = 16  # over the time limit; anything slower has stalled
+_HEADER_PHASES = 2  # connecting, and waiting for the headers
+SLOWEST_BYTES_PER_S = 1024  # of a pull, all its connections together; anything slower ends
+_STALLED_BYTES_PER_S = 16  # of one of several connections
 _LONGEST_WAIT_S = 60.0
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
@@ -54,7 +59,7 @@ class Site:
     def __init__(
         self, url: str, *, allow: Sequence[str] = (), proxy: str | None = None, timeout_s: float = 30.0
     ) -> None:
-        parts = urlsplit(url)
+        parts = _split(url)
         if parts.scheme not in ("https", "http", "file"):
             raise InvalidInput(f"{quote_short(url)}: is not the URL of a site; give one that begins with https://")
         if parts.scheme != "https" and parts.scheme not in allow:
@@ -83,7 +88,7 @@ class Site:
             chosen = known.get(self._parts.scheme) or known.get("all")
         if not chosen:
             return None
-        parts = urlsplit(chosen if "//" in chosen else f"http://{chosen}")
+        parts = _split(chosen if "//" in chosen else f"http://{chosen}")
         if parts.scheme != "http" or not parts.hostname:
             raise InvalidInput(f"proxy {quote_short(chosen)}: must be http://HOST:PORT")
         return parts
@@ -119,13 +124,11 @@ class FolderConnection:
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         try:
-            handle = os.open(self._folder / name, os.O_RDONLY)
+            file = open_regular(self._folder / name)
         except OSError as error:
             raise TransferFailed(f"{self._folder / name}: {error.strerror}", is_passing=False) from error
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+        with file:
+            yield file.fileno()
 
 
 class HttpConnection:
@@ -160,14 +163,16 @@ class HttpConnection:
                 raise TransferFailed(f"{name}: the server states no length; serve files as they are", is_passing=False)
             if answer.length > most:
                 raise TransferFailed(f"{name}: has {answer.length} bytes, at most {most:,} are allowed")
-            return b"".join(self._body(name, answer, answer.length))
+            return b"".join(self._body(name, answer, answer.length, SLOWEST_BYTES_PER_S))
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def _body(self, name: str, answer: http.client.HTTPResponse, wanted: int) -> Iterator[bytes]:
+    def _body(
+        self, name: str, answer: http.client.HTTPResponse, wanted: int, slowest_bytes_per_s: int = _STALLED_BYTES_PER_S
+    ) -> Iterator[bytes]:
         """Yield the first `wanted` bytes. Raises `TransferFailed` if the body ends early or is too slow."""
         received, began = 0, time.monotonic()
         while received < wanted:
@@ -175,7 +180,7 @@ class HttpConnection:
             if not block:
                 raise TransferFailed(f"{name}: the connection ended after {received:,} of {wanted:,} bytes")
             elapsed = time.monotonic() - began
-            if elapsed > self._timeout_s and received < _SLOWEST_BYTES_PER_S * elapsed:
+            if elapsed > self._timeout_s and received < slowest_bytes_per_s * elapsed:
                 raise TransferFailed(f"{name}: the server stalled: {received:,} bytes in {elapsed:.0f} s")
             received += len(block)
             yield block
@@ -218,15 +223,18 @@ class HttpConnection:
                 self.close()
                 continue
             raise TransferFailed(
-                f"{self._url}{name}: the server answered {answer.status} {answer.reason[:100]}; check the URL, or tell"
-                " its publisher",
+                f"{self._url}{name}: the server answered {answer.status} {quote_short(answer.reason)}; check the URL,"
+                " or tell its publisher",
                 is_passing=answer.status in _RETRIED,
                 wait_s=_seconds(answer.getheader("Retry-After", "")),
             )
         raise TransferFailed(f"{name}: more than {_MOST_REDIRECTS} redirects", is_passing=False)
 
     def _redirected(self, path: str, location: str, name: str) -> str:
-        target = urljoin(urljoin(self._url, path), location)
+        try:
+            target = urljoin(urljoin(self._url, path), location)
+        except ValueError:  # no URL at all
+            target = location
         if not target.startswith(self._url) or "/.." in unquote(target):
             raise TransferFailed(
                 f"{name}: the server redirects to {quote_short(target)}, outside {self._url}; nothing else is asked",
@@ -242,8 +250,32 @@ class HttpConnection:
         if self._proxy is not None and self._parts.scheme == "http":
             target = f"http://{self._parts.netloc}{path}"
             headers |= _authorization(self._proxy)
-        self._client.request("GET", target, headers=headers)
-        return self._client.getresponse()
+        with self._deadline(self._client):
+            self._client.request("GET", target, headers=headers)
+            return self._client.getresponse()
+
+    @contextmanager
+    def _deadline(self, client: http.client.HTTPConnection) -> Iterator[None]:
+        """Limit the time until the headers of an answer are read; a socket's limit begins again with every byte."""
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            with suppress(OSError, AttributeError):  # it is closed already, or not connected yet
+                socket.socket.shutdown(client.sock, socket.SHUT_RDWR)  # below TLS, which another thread reads
+
+        timer = threading.Timer(_HEADER_PHASES * self._timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException):
+            if not is_late.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            raise TimeoutError
 
     def _connected(self) -> http.client.HTTPConnection:
         place = self._proxy or self._parts
@@ -255,6 +287,16 @@ class HttpConnection:
         if self._proxy is not None:
             client.set_tunnel(self._parts.hostname or "", self._parts.port or 443, _authorization(self._proxy))
         return client
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.port == 0:
+            raise ValueError("port 0")
+    except ValueError as error:
+        raise InvalidInput(f"{quote_short(url)}: is no URL: {error}; check its host and port") from error
+    return parts
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:

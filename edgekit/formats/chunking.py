@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edgekit.common.files import open_regular
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.safetensors import TensorBytes, read_header
 
@@ -52,7 +53,7 @@ def cut_file(path: Path, tensors: Sequence[TensorBytes] = ()) -> list[int]:
     places = [each for each in tensors if each.path == path] or _tensors_of(path)
     edges = sorted({0, size, *_edges(places, size)})
     grain = _TENSORS if places else _OTHERS
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cuts = [cut for start, stop in pairwise(edges) for cut in _cuts(data, start, stop, grain)]
     return [stop - start for start, stop in pairwise([0, *cuts])]
 

@@ -10,7 +10,6 @@ import hashlib
 import math
 import mmap
 import os
-import stat
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from edgekit.common.files import open_regular
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.gguf_types import REFUSED, TYPES, dequantise, integers
 from edgekit.formats.int_packing import IntegerRows
@@ -116,10 +116,8 @@ class GgufFile:
     def open(path: Path) -> GgufFile:
         """Map a file and read its header. Raises `InvalidInput` unless every number in it fits the file."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 info = os.fstat(file.fileno())
-                if not stat.S_ISREG(info.st_mode):
-                    raise InvalidInput(f"{path}: not a regular file")
                 if info.st_size < 24:
                     raise InvalidInput(f"{path}: has {info.st_size} bytes, too few for a GGUF header; is it complete?")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -10,13 +10,13 @@ import math
 import mmap
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edgekit.common.files import open_regular
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.int_packing import IntegerFormat, bf16_to_float32
@@ -72,10 +72,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """Read the tensors of a file, in the order of their bytes. Raises `InvalidInput` unless they fill it exactly."""
     refuse_pickle(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             info = os.fstat(file.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise InvalidInput(f"{path}: not a regular file")
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, info.st_size - 8):
@@ -246,7 +244,7 @@ class TensorFolder:
 
     def _map(self, shard: str) -> mmap.mmap:
         if shard not in self._maps:
-            with self.files[shard].open("rb") as file:
+            with open_regular(self.files[shard]) as file:
                 self._maps[shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[shard]
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.common.content_store import Hold
 from edgekit.common.files import home, sync_folder, write_file
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.gguf import GgufFile
@@ -27,10 +28,11 @@ _MAX_ROPE_FACTORS = 1 << 13
 
 
 class GgufModel(NamedTuple):
-    """An opened GGUF file: its name, and the folder of its converted files."""
+    """An opened GGUF file: its name, and the folder of its converted files, which is held."""
 
     name: str
     folder: Path
+    hold: Hold
 
 
 def is_gguf(path: Path) -> bool:
@@ -42,7 +44,7 @@ def open_gguf(path: Path) -> GgufModel:
     """Open the model of a GGUF file, or of all parts if given the first of several."""
     with _shards(path) as shards:
         described = _described(shards)
-        return GgufModel(stem_of(path), _companions(shards, described))
+        return GgufModel(stem_of(path), *_companions(shards, described))
 
 
 def open_gguf_tensors(path: Path) -> GgufTensors:
@@ -82,12 +84,12 @@ def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
     return huggingface_model(shards[0].metadata, shapes, read, str(shards[0].path))
 
 
-def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> Path:
-    """Return the folder of a model's converted files, which is written atomically."""
+def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> tuple[Path, Hold]:
+    """Return the folder of a model's converted files, which is written atomically, and its hold."""
     place = home() / "gguf" / _key(shards)
-    if not place.is_dir():
+    while (hold := Hold.of(place)) is None:
         _write(place, _small_files(shards[0].metadata, described, str(shards[0].path)))
-    return place
+    return place, hold
 
 
 def _key(shards: Sequence[GgufFile]) -> str:
@@ -109,6 +111,7 @@ def _small_files(metadata: Mapping[str, Any], described: HuggingFaceModel, where
 def _write(place: Path, files: Mapping[str, bytes]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    hold = Hold.of(staging)
     try:
         for name, data in files.items():
             write_file(staging / name, data)
@@ -121,3 +124,5 @@ def _write(place: Path, files: Mapping[str, bytes]) -> None:
         sync_folder(place.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if hold is not None:
+            hold.close()

@@ -21,9 +21,11 @@ from edgekit.model.families import bert, is_beside, is_known, model_from_config,
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import names_of_sizes, planned_from_shapes
+from edgekit.model.folder_files import checked_file, hub_repository
 from edgekit.model.reranking import read_reranking
 from edgekit.model.spec import ModelSpec
 from edgekit.model.text_embedding import FILES, dense_weights, read_text_embedding
+from edgekit.model.tokenizer_file import check_small_files
 
 if TYPE_CHECKING:
     from edgekit.formats.expert_stacks import ExpertStacks
@@ -80,6 +82,7 @@ class ModelSource(NamedTuple):
     quantised_as: str | None = None  # the types of the matrices, most values first; None: they are float
     # By tensor name. Without weights: empty, or derived from the config of a quantised model.
     matrices: Mapping[str, SourceMatrix] = {}
+    hold: object = None  # keeps `folder` in the cache while this object exists
 
     def with_weights(self) -> ModelSource:
         """Return this model with its weights, which are downloaded for a hub id that was opened without them."""
@@ -152,23 +155,23 @@ def _open_gguf(path: Path) -> ModelSource:
     from edgekit.model.gguf_source import open_gguf  # numpy is not needed for other models
 
     opened = open_gguf(path)
-    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)
+    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)._replace(hold=opened.hold)
 
 
 def _folder_name(path: Path) -> str:
     """Return the folder's name; in a hub cache, where that is a hash, the repository's."""
     full = path.resolve()
-    repository = _hub_repository(full)
+    repository = hub_repository(full)
     return repository.name.split("--")[-1] if repository else full.name
 
 
 def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | None = None) -> ModelSource:
-    config_path = _checked(folder, "config.json")
+    config_path = checked_file(folder, "config.json")
     data = read_bytes(config_path, MAX_TEXT_BYTES)
     config = parse_json(data, str(config_path))
     spec = _spec(config, name, str(config_path))
     if (folder / "generation_config.json").exists():
-        path = _checked(folder, "generation_config.json")
+        path = checked_file(folder, "generation_config.json")
         spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
     fields = Fields(config, str(config_path))
     embedding, reranking = read_text_embedding(folder, fields, spec), read_reranking(folder, spec, fields)
@@ -180,8 +183,10 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
         matrices = _assumed(config, spec, config_path)
     if has_weights or need_weights:
         for path in (*sorted(folder.glob("*.safetensors")), *dense_weights(folder).values()):
-            _checked(folder, str(path.relative_to(folder)))
+            checked_file(folder, str(path.relative_to(folder)))
         spec, matrices = _as_stored(weights or folder, spec, "text_config" in config)
+    tokenizer_files = tuple(checked_file(folder, file) for file in TOKENIZER_FILES if (folder / file).exists())
+    check_small_files(tokenizer_files)
     return ModelSource(
         given=str(folder),
         name=name,
@@ -189,31 +194,11 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
         weights=weights or folder,
         spec=spec,
         config_sha256=hashlib.sha256(data).hexdigest(),
-        tokenizer_files=tuple(_checked(folder, file) for file in TOKENIZER_FILES if (folder / file).exists()),
+        tokenizer_files=tokenizer_files,
         has_weights=has_weights,
         quantised_as=_quantised_as(matrices),
         matrices=matrices,
     )
-
-
-def _checked(folder: Path, name: str) -> Path:
-    """Return a file of the folder. A link must stay in the folder or, in a hub cache, in the repository."""
-    path = folder / name
-    try:
-        real, home = path.resolve(strict=True), folder.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "its links lead nowhere"
-        raise InvalidInput(f"{path}: cannot be read: {reason}; is {folder} a whole model folder?") from error
-    if not real.is_relative_to(_hub_repository(home) or home):
-        raise InvalidInput(f"{path}: is a link that leaves the model's folder, to {real}; copy the file there instead")
-    return path
-
-
-def _hub_repository(folder: Path) -> Path | None:
-    """Return the hub cache's repository that `folder` is a snapshot of; None outside a hub cache."""
-    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        return folder.parent.parent
-    return None
 
 
 def _has_weights(folder: Path) -> bool:
@@ -221,7 +206,9 @@ def _has_weights(folder: Path) -> bool:
     if (folder / "model.safetensors").exists():
         return True
     if (folder / _INDEX).exists():
-        shards = parse_json(read_bytes(_checked(folder, _INDEX), 100_000_000), str(folder / _INDEX)).get("weight_map")
+        shards = parse_json(read_bytes(checked_file(folder, _INDEX), 100_000_000), str(folder / _INDEX)).get(
+            "weight_map"
+        )
         names = {name for name in shards.values() if isinstance(name, str)} if isinstance(shards, dict) else set()
         # A name that is not a plain file name counts as present: opening the shards refuses it by name.
         return all(Path(name).name != name or "\0" in name or (folder / name).exists() for name in names)

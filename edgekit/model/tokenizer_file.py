@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.common.parsing import read_bytes
+from edgekit.common.parsing import read_bytes, read_json, read_text
 from edgekit.errors import InvalidInput, TargetFailed, quote_short, vendor_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_TOKENIZER_BYTES = 128 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_PARTS, _MAX_GROWTH = 64, 256  # one that writes a space as three bytes and a line break as six has 18
 
 _PREFIX = "continuing_subword_prefix"
@@ -30,6 +32,15 @@ _ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")  # may spell the name of a field
 def read_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer from its file."""
     return load_tokenizer(read_bytes(path, MAX_TOKENIZER_BYTES), str(path))
+
+
+def check_small_files(paths: Iterable[Path]) -> None:
+    """Read the config and the template among a model's files, so that a damaged one is refused before any work."""
+    for path in paths:
+        if path.name == "tokenizer_config.json":
+            read_json(path)
+        elif path.suffix == ".jinja":
+            read_text(path, MAX_TEMPLATE_BYTES)
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:

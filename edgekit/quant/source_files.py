@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.common.files import disk_full, file_sha256, home, write_file
-from edgekit.common.parsing import MAX_TEXT_BYTES
+from edgekit.common.parsing import MAX_TEXT_BYTES, read_bytes
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -71,6 +71,6 @@ def _remembered_hash(path: Path) -> str:
 def copy_companions(source: Path, out: Path) -> None:
     """Copy the files that `companions` returns."""
     for path in companions(source):
-        data = path.read_bytes()
+        data = read_bytes(path, _MAX_COMPANION_BYTES)
         with disk_full(out / path.name, len(data)):
             write_file(out / path.name, data)

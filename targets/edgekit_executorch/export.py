@@ -41,8 +41,9 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     def waiting(holder: str) -> None:
         progress(0, 1, f"{holder} is lowering the same program; waiting")
 
-    stored = ContentStore(home() / "programs").get(content_key(plan, weights), make, check, waiting)
+    stored, hold = ContentStore(home() / "programs").hold(content_key(plan, weights), make, check, waiting)
     shutil.copyfile(stored / PROGRAM, out / PROGRAM)
+    hold.close()
     weights.release()
     progress(1, 1, "exported")
 

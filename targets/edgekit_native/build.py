@@ -17,6 +17,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
 from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
 
@@ -48,8 +49,10 @@ def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
     if (place / _NAME).is_file():
         return place / _NAME
     place.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
-    try:
+    with (
+        tempfile.TemporaryDirectory(prefix=".making-", dir=place.parent) as name,
+        ContentStore(place.parent).holding(folder := Path(name)),
+    ):
         run("cmake", "-S", SOURCES, "-B", folder / "build", *options)
         run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
         if _key(options) != key:
@@ -59,8 +62,6 @@ def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
         (folder / "build" / _NAME).rename(made / _NAME)
         if not place.exists():  # another process may have been faster
             made.rename(place)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return place / _NAME
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.common.content_store import Hold
 from edgekit.common.free_memory import free_memory
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
@@ -41,6 +42,7 @@ class Graphs(NamedTuple):
     names: tuple[str, ...]
     audited: tuple[bytes, ...]  # empty where they are opened from packed files
     packs: bool
+    hold: Hold | None  # keeps packed graphs in the cache
 
     @property
     def shares_weights(self) -> bool:
@@ -150,6 +152,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
             tuple(graph.name for graph in graphs[:-1]),
             () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
             packs,
+            packed.hold,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=_hash(sealed, graphs),

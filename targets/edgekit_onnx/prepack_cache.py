@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log, slow
@@ -42,6 +42,7 @@ _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
 _SAID_BYTES = 32 << 20  # of weights; fewer are packed in a fraction of a second, which commands do not mention
 _ALIGNMENT = 64  # alignment of packed memory, on which its layout depends
+_REMOVED = "another process has removed the packed weights; weights are copied instead"
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
@@ -50,6 +51,7 @@ class Packed(NamedTuple):
 
     folder: Path | None
     note: str = ""
+    hold: Hold | None = None  # keeps the folder in the cache
 
 
 def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
@@ -61,9 +63,10 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
         features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
         name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {features} {arithmetic()}".encode()).hexdigest()
         place = home() / "packed" / name[:32]
-        if is_whole(place):
+        hold = Hold.of(place)
+        if is_whole(place) and hold is not None:
             os.utime(place)
-            return Packed(place)
+            return Packed(place, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
         needed = int(weights * SHARE_OF_WEIGHTS)
         if needed > limit:
@@ -89,7 +92,8 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
             "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
             show_bytes(weights),
         )
-        return Packed(_make(place, save))
+        hold = Hold.of(_make(place, save))
+        return Packed(place if hold is not None else None, "" if hold is not None else _REMOVED, hold)
     except (OSError, EdgekitError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return Packed(
@@ -188,6 +192,7 @@ def probe(session: Any) -> NDArray[Any]:
 def _make(place: Path, save: Callable[[Path], None]) -> Path:
     """Build in a temporary folder, and rename it when all bytes are on disk."""
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    hold = Hold.of(folder)
     try:
         save(folder)
         for path in folder.iterdir():
@@ -210,6 +215,9 @@ def _make(place: Path, save: Callable[[Path], None]) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         if not is_whole(place):  # unless another process has made it
             raise
+    finally:
+        if hold is not None:
+            hold.close()
     return place
 
 
@@ -262,20 +270,16 @@ def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:
     """Remove the least recently used entries beyond `limit_bytes`, and unfinished folders of killed runs."""
     kept = []
     for place in folder.iterdir():
-        if place.name.startswith(".making-") and not _is_being_made(place):
-            shutil.rmtree(place, ignore_errors=True)
+        if place.name.startswith(".making-"):
+            ContentStore(folder).drop(place)  # stays while a process makes it
         elif place != keep and place.is_dir():
             kept.append((place.stat().st_mtime, sum(path.stat().st_size for path in place.iterdir()), place))
     total = sum(size for _, size, _ in kept)
     for _, size, place in sorted(kept):
         if total <= limit_bytes:
             return
-        shutil.rmtree(place, ignore_errors=True)
-        total -= size
-
-
-def _is_being_made(place: Path) -> bool:
-    return time.time() - max(path.stat().st_mtime for path in [place, *place.iterdir()]) < 3600
+        if not ContentStore(folder).drop(place):
+            total -= size
 
 
 def _limit() -> int:

@@ -21,13 +21,13 @@ from tiny_models import write_tiny
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, verify
-from edgekit.artifact.export import export
+from edgekit.artifact.export import check_export, export
 from edgekit.artifact.self_check import CHECKED_TOKENS
 from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Quantisation
 from edgekit.contracts.recipe import RECIPES, bits_per_weight
-from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, Unsupported
+from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, TargetFailed, Unsupported
 from edgekit.model import source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
@@ -269,3 +269,19 @@ def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:
     sealed = open_artifact(tmp_path / "out").plan
     assert len(sealed.recipe.rules) > len(rules)
     assert 5.3 < bits_per_weight(sealed.model, sealed.recipe) <= 5.5
+
+
+def test_the_disk_of_the_output_is_asked_for_the_artifact_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device packs at the first opening lies in its cache."""
+    made = open_artifact(source.BUNDLED_ARTIFACTS / "demo")
+    size = sum(fact.bytes for fact in made.manifest.files.values())
+    (plan,) = make_plans(source.open_source("demo"), ["this-cpu"], PlanRequest(target="onnx", recipe=made.plan.recipe))
+    assert plan.estimate.disk_bytes > 2 * size
+    free = [2 * size]
+    monkeypatch.setattr("edgekit.artifact.export.free_bytes", lambda path: free[0])
+    check_export(plan, tmp_path / "out", source.open_source("demo"))
+    free[0] = size // 2
+    with pytest.raises(OutOfSpace, match="bytes are needed"):
+        check_export(plan, tmp_path / "out", source.open_source("demo"))

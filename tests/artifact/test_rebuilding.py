@@ -21,6 +21,7 @@ from edgekit.artifact import rebuilding
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.export import export
 from edgekit.cli import command
+from edgekit.common.content_store import IN_USE
 from edgekit.contracts.neutral import NeutralWeights, weights_store
 from edgekit.contracts.weights_reference import read_reference, reference_place
 from edgekit.errors import InvalidInput
@@ -321,7 +322,7 @@ def stopping(after: int) -> Callable[[TensorWriter], None]:
 def test_weights_in_use_stay_whole(model: Path, tmp_path: Path) -> None:
     used = stored(model, refuse)
     artifact = exported(model, tmp_path / "out")
-    assert used.folder.is_dir() and not weights_store().drop(used.folder)
+    assert weights_store().drop(used.folder) == IN_USE and used.folder.is_dir()
     folder = used.folder
     del used
     rebuilding.free_copies([artifact], weights_store(), print)

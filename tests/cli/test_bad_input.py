@@ -13,6 +13,7 @@ import pytest
 
 import edgekit
 from edgekit.cli import main
+from edgekit.cli._console import draw
 from edgekit.common.files import check_output, write_output
 from edgekit.errors import InvalidInput
 
@@ -198,3 +199,17 @@ def test_a_closed_pipe_ends_a_command_silently() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) in (0, 1)
+
+
+def test_control_characters_of_others_are_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise InvalidInput("the template says: \x1b[2J\x07\u202egnp.exe\x1b]0;x")
+
+    monkeypatch.setattr("edgekit.cli.command.main", fail)
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    assert capsys.readouterr().err == r"edgekit: the template says: \x1b[2J\x07\u202egnp.exe\x1b]0;x" + "\n"
+    draw(("model",), [("a\x1b[31m",)])
+    assert capsys.readouterr().out.split() == ["model", r"a\x1b[31m"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.cli import command
-from edgekit.errors import InvalidInput
+from edgekit.common.results_file import ResultsFile
+from edgekit.errors import InvalidInput, OutOfSpace
 
 LINES: list[dict[str, Any]] = [
     {"prompt": "the cat", "max_tokens": 9},
@@ -33,6 +36,40 @@ def batch(artifact: Path, lines: list[dict[str, Any]] | str, *options: str) -> R
     path.write_text(lines if isinstance(lines, str) else "\n".join(map(json.dumps, lines)))
     arguments = ["run", str(artifact), "--batch", str(path), "--max-tokens", "12", *options]
     return CliRunner().invoke(command, arguments, standalone_mode=False)
+
+
+def test_a_full_disk_names_file_and_bytes_and_leaves_no_half_line(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, write, room = artifact.parent / "answers.jsonl", os.write, [0]
+
+    def until_full(handle: int, data: bytes | memoryview) -> int:
+        if not output.exists() or os.fstat(handle).st_ino != output.stat().st_ino:
+            return write(handle, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(handle, memoryview(data)[: room[0]])
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", until_full)
+    with pytest.raises(OutOfSpace, match=r"answers.jsonl: \d+ bytes are needed"):
+        raise batch(artifact, LINES, "-o", str(output)).exception or AssertionError("answered")
+    assert not output.exists()
+    room[0] = 400  # the first line, and a part of another
+    assert isinstance(batch(artifact, LINES, "-o", str(output)).exception, OutOfSpace)
+    assert 1 <= len(answers_in(output)) < len(LINES)
+    room[0] = 1 << 20
+    assert batch(artifact, LINES, "-o", str(output)).exit_code == 0
+    assert len(answers_in(output)) == len(LINES)
+
+
+def test_two_batches_never_write_one_file(artifact: Path) -> None:
+    output = artifact.parent / "answers.jsonl"
+    with ResultsFile(output), pytest.raises(InvalidInput, match=r"answers.jsonl: another process writes it now; wait"):
+        raise batch(artifact, LINES, "-o", str(output)).exception or AssertionError("answered")
+    assert batch(artifact, LINES, "-o", str(output)).exit_code == 0
+    assert len(answers_in(output)) == len(LINES)
 
 
 def answers_in(path: Path) -> list[dict[str, Any]]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from edgekit_llamacpp import LlamaCppTarget
 
-from edgekit.cli import _export_here, _ready, command
+from edgekit.cli import _artifact_for, _export_here, _ready, command
 from edgekit.cli._ready import ready_artifact
+from edgekit.common.content_store import ContentStore
 from edgekit.errors import EdgekitError
+from edgekit.model.source import BUNDLED_ARTIFACTS
 
 DAY_S = 86_400
 
@@ -28,7 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "data").write_bytes(b"x" * (size << 10))
         used = time.time() - days * DAY_S
         os.utime(folder, (used, used))
-    (tmp_path / "facts").mkdir()
     return tmp_path
 
 
@@ -73,7 +76,55 @@ def test_an_entry_is_shown_with_its_files(home: Path) -> None:
 def test_entries_are_removed_by_key_age_or_size(home: Path, arguments: list[str], left: list[str]) -> None:
     store("prune", *arguments)
     assert kept() == left
-    assert (home / "facts").is_dir()
+
+
+def test_every_kind_of_file_in_the_cache_is_seen(home: Path) -> None:
+    files = ("real-models/m.gguf", "data-sets/d.jsonl", "task-answers/t.jsonl", "facts/a/f.json", "hashes/h.json")
+    unfinished = ("packed/.making-x/data", "weights/.old.gone/data", ".fetching.x/file", "native/k/library.so")
+    for name in (*files, *unfinished):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"x" * 10)
+    assert set(kept()) >= {name.split("/")[0] for name in files} and len(kept()) == 12
+    assert "m.gguf" in store("show", "m.g")
+    store("prune", "--all")
+    assert kept() == [] and not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_what_a_process_uses_is_left_and_the_rest_removed(home: Path) -> None:
+    folder = home / "gguf"
+    with ContentStore(folder).holding(next(folder.iterdir())):
+        shown = store("prune", "--all")
+        assert kept() == ["gguf"]
+        assert shown.splitlines()[-1] == "left bbbbbbbbbbbb (a process uses it); prune again when it has ended"
+        with pytest.raises(EdgekitError, match=r"not removed: bbbbbbbbbbbb \(a process uses it\); prune again later"):
+            store("prune", "bbb")
+    store("prune", "bbb")
+    assert kept() == []
+
+
+def test_the_lock_of_a_killed_prune_is_removed(home: Path) -> None:
+    stale = home / "packed" / f".{'c' * 32}.lock"
+    stale.write_text("process 1, boot 2\n")
+    store("prune", "--older-than", "1000")
+    assert len(kept()) == 3 and not stale.exists()
+
+
+def test_the_artifact_of_a_running_command_is_held_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(_artifact_for, "ready_artifact", lambda *_: None)
+    monkeypatch.setattr(
+        _export_here,
+        "export_here",
+        lambda source, context, out, weights: shutil.copytree(BUNDLED_ARTIFACTS / "demo", out),
+    )
+    with click.Context(click.Command("run")):
+        artifact = _artifact_for.artifact_for("demo")
+        assert "left" in store("prune", "--all")
+        assert (artifact / "manifest.json").is_file()
+    store("prune", "--all")
+    assert not artifact.exists()
 
 
 def test_prune_without_a_selection_removes_nothing(home: Path) -> None:
@@ -112,7 +163,7 @@ def test_a_bundled_model_is_answered_by_its_own_artifact_where_onnx_alone_is_ins
         done = CliRunner().invoke(command, ["run", "demo", "def add(a, b):", "--max-tokens", "8", *context])
         assert done.exit_code == 0, done.output
         assert done.stderr == "edgekit: demo as onnx cpu balanced, as it comes with edgekit\n"
-    assert kept() == ["packed"], "nothing was exported"
+    assert "artifacts" not in kept()
 
 
 @pytest.mark.onnx

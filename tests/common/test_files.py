@@ -6,9 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from edgekit.common import files
 from edgekit.common.files import home
 from edgekit.device.catalogue import user_folder
 from edgekit.errors import InvalidInput
+
+
+def test_a_boot_has_an_id_or_each_process_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = files.boot_id()
+    assert here == files.boot_id() and len(here) >= 32
+    monkeypatch.setattr(Path, "read_text", _missing)
+    files.boot_id.cache_clear()
+    try:
+        assert files.boot_id() == files.boot_id() != here
+        assert "unknown" not in files.boot_id()
+    finally:
+        files.boot_id.cache_clear()
+
+
+def _missing(path: Path) -> str:
+    raise FileNotFoundError(path)
 
 
 def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

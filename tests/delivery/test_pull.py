@@ -247,7 +247,7 @@ def test_a_metered_network_fetches_no_chunks(shop: Shop) -> None:
 
 def test_the_bandwidth_limit_holds_for_all_connections() -> None:
     waited: list[float] = []
-    bandwidth = Bandwidth(FetchLimits(bytes_per_s=1000, sleep=waited.append), clock=lambda: 0.0)
+    bandwidth = Bandwidth(FetchLimits(bytes_per_s=1000, sleep=waited.append, clock=lambda: 0.0))
     for _ in range(10):
         bandwidth.take(500)
     assert waited[-1] == pytest.approx(5.0)

@@ -132,6 +132,22 @@ def test_certificates_must_be_valid_now_and_from_the_authority(folder: Path, key
         edgekit.open(folder, require_signature=keys.root)
 
 
+@pytest.mark.parametrize(
+    ("root", "middle", "named"),
+    [((-300, 3000), (-200, -1), "middle"), ((-300, -1), (-200, 3000), "authority"), ((-300, 3000), (-200, 3000), None)],
+)
+def test_every_certificate_of_the_chain_must_be_valid_now(
+    folder: Path, keys: Keys, tmp_path: Path, root: tuple[int, int], middle: tuple[int, int], named: str | None
+) -> None:
+    authority, intermediate, leaf = keys.chain(tmp_path, root, middle)
+    sign(folder, Signer(keys.key, leaf, (intermediate,)))
+    if named is None:
+        assert check_signature(folder, authority) == "'publisher'"
+        return
+    with pytest.raises(UntrustedSignature, match=f"certificate of 'CN={named}', on the way .* has expired; sign it"):
+        check_signature(folder, authority)
+
+
 def test_sigstore_is_used_only_on_request_and_named_without_network(
     folder: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,10 +220,14 @@ def _identity_token(client: str) -> str:
 def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) -> None:
     sign(folder, Signer(keys.key))
     whole = (folder / SIGNATURE).read_bytes()
-    for bad in (b"", b"{}", b"[]", whole[:-40], whole.replace(b"dsseEnvelope", b"dsseEnvelopf"), b"\x00" * 100):
+    nested = b'{"verificationMaterial": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    damaged = (b"", b"{}", b"[]", whole[:-40], whole.replace(b"dsseEnvelope", b"dsseEnvelopf"), b"\x00" * 100)
+    for bad in (*damaged, nested, b'{"verificationMaterial": null}', b'{"verificationMaterial": {}}', b"null"):
         (folder / SIGNATURE).write_bytes(bad)
         with pytest.raises(UntrustedSignature):
             check_signature(folder, keys.public)
+        with pytest.raises(UntrustedSignature):
+            edgekit.open(folder, require_signature=keys.public)
 
 
 def test_a_site_must_be_signed_if_keys_are_given(folder: Path, keys: Keys, tmp_path: Path) -> None:

@@ -56,16 +56,35 @@ class Keys:
         path.write_bytes(private + self._certificate("server", key, begin, end, hosts=[host]))
         return path
 
+    def chain(self, folder: Path, root: tuple[int, int], middle: tuple[int, int]) -> tuple[Path, Path, Path]:
+        """Write an authority, an intermediate and a certificate of the first key, each valid for its days."""
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        middle_key = ec.generate_private_key(ec.SECP256R1())
+        paths = folder / "long-root.pem", folder / "middle.pem", folder / "leaf.pem"
+        paths[0].write_bytes(self._certificate("authority", self.root_key, *root, is_authority=True))
+        paths[1].write_bytes(self._certificate("middle", middle_key, *middle, is_authority=True))
+        paths[2].write_bytes(self._certificate("publisher", key, -100, 3000, by=("middle", middle_key)))
+        return paths
+
     def _certificate(
-        self, name: str, key: object, begin: int, end: int, *, is_authority: bool = False, hosts: Sequence[str] = ()
+        self,
+        name: str,
+        key: object,
+        begin: int,
+        end: int,
+        *,
+        is_authority: bool = False,
+        hosts: Sequence[str] = (),
+        by: tuple[str, ec.EllipticCurvePrivateKey] | None = None,
     ) -> bytes:
+        issuer, issuer_key = by or ("authority", self.root_key)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"), False
         )
         built = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
             .public_key(key.public_key())  # type: ignore[attr-defined]
             .serial_number(x509.random_serial_number())
             .not_valid_before(NOW + timedelta(days=begin))
@@ -85,4 +104,4 @@ class Keys:
         if hosts:
             names = [x509.IPAddress(ipaddress.ip_address(host)) for host in hosts]
             built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return built.sign(self.root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return built.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

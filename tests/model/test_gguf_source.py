@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import threading
@@ -16,6 +17,7 @@ from gguf.quants import dequantize, quantize
 from gguf_files import STRING, U16, Stored, Value
 
 from edgekit.cli import command
+from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model import gguf_source
@@ -51,6 +53,15 @@ def write_quantised(path: Path) -> dict[str, np.ndarray]:
         name: dequantize(quantize(values, types[name]), types[name]) if name in types else values
         for name, values in weights.items()
     }
+
+
+def test_converted_files_are_held_while_the_model_is_open(path: Path, home: Path) -> None:
+    source = open_source(path, need_weights=True)
+    store = ContentStore(home / "gguf")
+    assert store.drop(source.folder) == IN_USE
+    folder, source = source.folder, None
+    gc.collect()
+    assert store.drop(folder) == "" and list(store.root.iterdir()) == []
 
 
 def test_a_float_file_opens_as_the_folder_would(path: Path, home: Path) -> None:

@@ -62,6 +62,17 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
+def test_a_wheel_made_from_the_source_distribution_is_the_wheel_made_from_the_tree(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]  # sdist, then wheel
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    made = next(tmp_path.glob("*.whl"))
+    with zipfile.ZipFile(made) as ours, zipfile.ZipFile(wheel) as theirs:
+        assert ours.namelist() == theirs.namelist()
+        metadata = next(name for name in ours.namelist() if name.endswith("/METADATA"))
+        assert ours.read(metadata) == theirs.read(metadata)
+
+
 def run(python: Path, cwd: Path, *arguments: str) -> str:
     done = subprocess.run([str(python), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.common.parsing import read_json, read_text
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.errors import InvalidOption, InvalidPrompt, LimitExceeded, TemplateRefused, Unsupported, quote_short
+from edgekit.model.tokenizer_file import MAX_TEMPLATE_BYTES
 from edgekit.runtime.generation.described_tools import with_described_tools
 from edgekit.runtime.generation.template_worker import BYTES_A_BYTE, RENDER_BYTES
 from edgekit.runtime.memory.footprint import footprint_of
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 RENDER_LIMIT_S = 2.0
 EXTRA_CHARACTERS = 1 << 20  # of a template's output, beyond its input
-MAX_TEMPLATE_BYTES = 1 << 20
 MAX_MESSAGES = 10_000
 MAX_CHAT_BYTES = 32 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
 
 import edgekit
 from edgekit.artifact.artifact import seal
+from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.common.free_memory import Free
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -369,11 +371,21 @@ def test_cache_drops_least_recently_used(sealed: Sealed, home: Path, monkeypatch
 def test_leftovers_of_killed_process_are_removed(sealed: Sealed, home: Path) -> None:
     left = home / "packed" / ".making-left"
     left.mkdir(parents=True)
-    os.utime(left, (0, 0))
-    young = home / "packed" / ".making-young"
-    young.mkdir()
-    sealed.say()
-    assert not left.exists() and young.exists()
+    held = home / "packed" / ".making-held"
+    held.mkdir()
+    with ContentStore(home / "packed").holding(held):
+        sealed.say()
+    assert not left.exists() and held.exists()
+
+
+def test_packed_weights_are_held_while_an_engine_is_open(sealed: Sealed, home: Path) -> None:
+    engine = OnnxEngine(sealed.plan, sealed.files)
+    store, (folder,) = ContentStore(home / "packed"), kept(home)
+    assert store.drop(folder) == IN_USE
+    engine.close()
+    del engine
+    gc.collect()
+    assert store.drop(folder) == "" and kept(home) == []
 
 
 def test_each_artifact_has_its_packed_weights(sealed: Sealed, home: Path, tmp_path: Path) -> None:

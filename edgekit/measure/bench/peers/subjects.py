@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.rebuilding import stored_weights
-from edgekit.common.content_store import ContentStore
+from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
 from edgekit.common.log import log
 from edgekit.contracts.neutral import NeutralWeights, weights_store
@@ -27,6 +27,7 @@ from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import neutral_weights
 
 _WRITER = 2  # raise it when the same weights give other files
+_HOLDS: list[Hold] = []  # of written folders: processes open them until this one ends
 _PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -100,9 +101,10 @@ def peer_of(
     """Return the subject of a peer on an artifact's weights; the peer's files are written once and cached."""
     peer = known_peer(name)
     key = hashlib.sha256(f"{_WRITER} {name} {weights.sha256} {context}".encode()).hexdigest()
-    folder = (store or ContentStore(home() / "peers")).get(
+    folder, hold = (store or ContentStore(home() / "peers")).hold(
         key, lambda folder: peer.write(weights, folder, context), _whole
     )
+    _HOLDS.append(hold)
     recipe = peer.stores(weights.recipe)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     plan = artifact.plan
