@@ -1,0 +1,94 @@
+"""The size of the house, room by room. The budgets may only fall; docs/architecture.md has the same numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from edgekit.cli import command as root
+
+ROOT = Path(__file__).parents[2]
+APPS = {"serve", "measure", "lab", "delivery", "handover", "route.py"}  # on their way to edgekit/apps
+CODE = [path for part in ("edgekit", "targets") for path in sorted((ROOT / part).rglob("*.py"))]
+TREES = {path: ast.parse(path.read_text()) for path in CODE}
+
+
+def lines_of(paths: list[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def room_of(path: Path) -> str:
+    part, *below = path.relative_to(ROOT).parts
+    return f"{part}/{below[0]}" if len(below) > 1 else part
+
+
+def is_core(path: Path) -> bool:
+    part, *below = path.relative_to(ROOT).parts
+    return below[0] not in APPS if part == "edgekit" else below[0] != "edgekit_native"
+
+
+def functions() -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def options(group: click.Command, context: click.Context) -> int:
+    count = sum(isinstance(each, click.Option) for each in group.params)
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            child = group.get_command(context, name)
+            assert child is not None
+            count += options(child, click.Context(child, context, name))
+    return count
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
+    "lines of Python in edgekit and targets": (75_400, lambda: lines_of(CODE)),
+    "of it the core": (58_500, lambda: lines_of([path for path in CODE if is_core(path)])),
+    "functions with more than 7 parameters": (39, lambda: sum(parameters(each) > 7 for each in functions())),
+    "lines of the longest function": (168, lambda: max(map(length, functions()))),
+    "options of all commands": (359, lambda: options(root, click.Context(root))),
+    "`# fmt: skip` in edgekit and targets": (
+        103,
+        lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
+    ),
+    "files of less than 40 lines": (67, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
+    "lines of tests": (55_900, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
+    "files of documentation": (
+        138,
+        lambda: sum(path.suffix in (".md", ".ipynb", ".svg", ".json", ".jsonl") for path in (ROOT / "docs").rglob("*")),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BUDGETS)
+def test_a_budget_is_kept(what: str) -> None:
+    most, count = BUDGETS[what]
+    found = count()
+    assert found <= most, f"{what}: {found:,}, and the budget is {most:,}: remove a concept, do not make lines denser"
+    assert f"| {what} | {most:,} |" in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+    rooms = Counter[str]()
+    for path in CODE:
+        rooms[room_of(path)] += lines_of([path])
+    with capsys.disabled():
+        click.echo(f"\nlines of Python: {', '.join(f'{room} {count:,}' for room, count in rooms.most_common())}")
+    assert rooms.total() == lines_of(CODE)
