@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -82,13 +83,15 @@ class Call:
 
     async def _read(self, model: type[Body]) -> Body:
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        is_missing = not kind and self.request.url.path.startswith("/api/")  # Ollama's clients leave it out
+        if kind != "application/json" and not is_missing:
             raise ApiError(415, "content-type must be application/json", code="unsupported_media_type")
         if self.request.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "content-encoding is not supported; send plain JSON", code="unsupported_media_type")
         data = await self._bytes()
         self._watch()
         check_values(data)
+        check_constants(data)
         try:
             if len(data) > _OFF_THE_LOOP:
                 return self._known(await asyncio.to_thread(model.model_validate_json, data))
@@ -156,7 +159,7 @@ class Call:
         unknown = sorted(body.model_extra or {})
         if unknown and self.service.settings.strict:
             raise invalid(f"{quote_short(unknown[0])}: unknown field; leave it out", unknown[0], "unknown_parameter")
-        self.ignore("x-edgekit-ignored", [*unknown, *body.without_effect()])
+        self.ignore("x-edgekit-ignored", body.ignored())
         return body
 
     def _watch(self) -> None:
@@ -193,6 +196,26 @@ def check_values(data: bytes) -> None:
             f"the body has too many values: more than {_MOST_LISTS:,} objects and lists, {_MOST_TEXTS:,} "
             f"texts or {_MOST_VALUES:,} values; send fewer at a time",
         )
+
+
+def check_constants(data: bytes) -> None:
+    """Refuse NaN and Infinity, which are no JSON, though parsers take them."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return
+    try:
+        json.loads(data, parse_constant=_refused)
+    except _NoJson as error:
+        raise invalid(f"the body: {error} is no JSON") from None
+    except (ValueError, RecursionError):
+        pass  # what else is wrong is said by the body's fields
+
+
+class _NoJson(Exception):
+    pass
+
+
+def _refused(name: str) -> float:
+    raise _NoJson(name)
 
 
 def _is_over(data: bytes) -> bool:

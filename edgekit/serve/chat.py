@@ -182,7 +182,7 @@ def _allowed(tools: list[FunctionTool], allowed: dict[str, Any]) -> tuple[list[F
     if not isinstance(listed, list) or mode not in ("auto", "required"):
         raise invalid("tool_choice.allowed_tools: must have a mode and tools", "tool_choice")
     inner = [each.get("function", each) for each in listed if isinstance(each, dict)]
-    names = {each.get("name") for each in inner if isinstance(each, dict)}
+    names = {str(each.get("name")) for each in inner if isinstance(each, dict)}
     return [tool for tool in tools if tool.name in names], mode
 
 

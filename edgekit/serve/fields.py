@@ -32,6 +32,7 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 StopText = Annotated[str, Field(max_length=1024)]
 TokenNumber = Annotated[Whole, Field(ge=0)]
 _WITHOUT_EFFECT = "without effect"
+_MOST_IGNORED = 32  # names of fields that a response lists
 WithoutEffect = Annotated[JsonValue, _WITHOUT_EFFECT]
 """A field that clients send and that has no effect; a header of the response names it."""
 
@@ -46,6 +47,20 @@ class ApiFields(BaseModel):
         fields = type(self).model_fields
         given = [name for name in sorted(self.model_fields_set) if getattr(self, name) is not None]
         return [name for name in given if name in fields and _WITHOUT_EFFECT in fields[name].metadata]
+
+    def ignored(self) -> list[str]:
+        """Return the given fields that are unknown or have no effect, with those of parts behind dots."""
+        found, waiting = dict[str, None](), list[tuple[str, Any]]([("", self)])
+        while waiting and len(found) < _MOST_IGNORED:
+            path, value = waiting.pop(0)
+            if isinstance(value, ApiFields):
+                names = [*sorted(value.model_extra or {}), *value.without_effect()]
+                found |= dict.fromkeys(f"{path}{name}" for name in names)
+                known = [name for name in type(value).model_fields if name in value.model_fields_set]
+                waiting += [(f"{path}{name}.", getattr(value, name)) for name in known]
+            elif isinstance(value, list):
+                waiting += [(path, each) for each in value if isinstance(each, ApiFields | list)]
+        return list(found)
 
     def names_tokens(self) -> bool:
         """Return True if the body has token ids, which mean something else to another model."""

@@ -72,11 +72,14 @@ class AnthropicMessage(ApiFields):
 
 
 def _result_text(block: ContentBlock, param: str) -> str:
+    """Return the text of a tool's result. Templates have no mark for a failure, so the text says it."""
     if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    if any(part.get("type") != "text" for part in block.content):
+        text = block.content or ""
+    elif any(part.get("type") != "text" for part in block.content):
         raise not_offered("results of tools must be text", param)
-    return "".join(str(part.get("text", "")) for part in block.content)
+    else:
+        text = "".join(str(part.get("text", "")) for part in block.content)
+    return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
 
 
 class Thinking(ApiFields):

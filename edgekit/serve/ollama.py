@@ -92,9 +92,13 @@ class OllamaBody(ApiFields):
         given = {name: value for name, value in (self.options or {}).items() if value is not None}
         call.ignore("x-edgekit-ignored", [f"options.{name}" for name in given if name not in _OPTIONS])
         found: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
-        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"):
-            if type(found.get(name)) is int:
-                found[name] = float(found[name])
+        for name, value in found.items():
+            if name in _REAL and type(value) is int:
+                found[name] = _real(value, f"options.{name}")
+            elif name in _WHOLE and isinstance(value, float) and value.is_integer():
+                found[name] = int(value)
+        if isinstance(most := found.get("top_k"), int) and most <= 0:
+            del found["top_k"]  # no limit
         if isinstance(seed := found.pop("seed", None), int) and seed >= 0:
             found["seed"] = seed & MAX_SEED
         if isinstance(most := found.get("max_tokens"), int) and most < 0:
@@ -110,6 +114,8 @@ class OllamaBody(ApiFields):
         return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
 
 
+_REAL = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_WHOLE = ("max_tokens", "top_k", "seed")
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -186,11 +192,18 @@ def _loaded(model: ServedModel, body: OllamaBody, empty: Mapping[str, Any]) -> R
 def _seconds(keep_alive: float | str) -> float:
     """Return the seconds of a number or of a text such as `1h30m`. Negative: for ever."""
     if not isinstance(keep_alive, str):
-        return float(keep_alive)
+        return _real(keep_alive, "keep_alive")
     if not _DURATION.fullmatch(keep_alive):
         raise invalid("keep_alive: must be seconds, or a text such as 10m", "keep_alive")
     sign = -1.0 if keep_alive.startswith("-") else 1.0
     return sign * sum(float(number) * _UNITS_S[unit or "s"] for number, unit in _PART.findall(keep_alive))
+
+
+def _real(value: float, param: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise invalid(f"{param}: is too large", param) from None
 
 
 class LineWriter:

@@ -39,6 +39,7 @@ REFUSED = {
     "prompt": "there are no stored prompts",
     "context_management": "send the whole conversation",
 }
+_LOGPROBS = "message.output_text.logprobs"
 # Fields of the request that the response repeats.
 _ECHOED = (
     "instructions",
@@ -73,8 +74,8 @@ class ResponseBody(SamplingFields):
     reasoning: dict[str, JsonValue] | None = None
     include: list[Name] | None = None
     previous_response_id: Name | None = None
-    truncation: Name | None = None
-    metadata: JsonValue = None  # echoed
+    truncation: WithoutEffect = None  # a conversation that is too long is refused
+    metadata: dict[Name, Annotated[str, Field(max_length=512)]] | None = None  # type: ignore[assignment]  # echoed
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the conversation as chat templates expect it."""
@@ -178,12 +179,14 @@ async def responses(call: Call) -> Response | EventStream:
     call.ignore("x-edgekit-ignored-tools", ignored)
     options = body.sampling(call.service.models.default_sampling(model))
     options["max_tokens"] = body.max_output_tokens
-    asks_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
+    asks_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
     if asks_logprobs:
         options["logprobs"] = body.top_logprobs or 0
     form = body.form()
     if plan.is_forced and form:
-        raise invalid("text.format: the answer is a call; leave out one of tool_choice and it", "text.format")
+        call.ignore("x-edgekit-ignored", ["text.format"])  # the answer is a call
+    unread = [each for each in body.include or () if each != _LOGPROBS]
+    call.ignore("x-edgekit-ignored", [f"include.{each}" for each in unread])
     options |= {"schema": plan.schema} if plan.is_forced else form
     effort = (body.reasoning or {}).get("effort")
     thinking = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else None
@@ -195,6 +198,11 @@ async def responses(call: Call) -> Response | EventStream:
     async for each in writer.events():
         last = each
     return json_response(last["response"])
+
+
+def _echoed_choice(body: ResponseBody) -> str | dict[str, Any]:
+    choice = body.tool_choice or "auto"
+    return {"type": "function", "name": choice.get("name")} if isinstance(choice, dict) else choice
 
 
 class ResponseWriter:
@@ -229,7 +237,7 @@ class ResponseWriter:
             **given,
             "metadata": given["metadata"] or {},
             "parallel_tool_calls": given["parallel_tool_calls"] is not False,
-            "tool_choice": given["tool_choice"] or "auto",
+            "tool_choice": _echoed_choice(body),
         }
 
     async def stream(self) -> AsyncIterator[bytes]:

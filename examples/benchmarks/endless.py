@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 import edgekit
-from edgekit.common.malloc import used_bytes
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.runtime.memory.footprint import footprint
+from examples.benchmarks.heap import used_bytes
 
 SAMPLES = 200  # of memory, evenly over the answer
 TURN = 200  # tokens, where two answers take turns

@@ -26,11 +26,12 @@ from typing import Any
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
-from edgekit.common.malloc import return_unused, used_bytes
+from edgekit.common.malloc import return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import write_adapter
+from examples.benchmarks.heap import used_bytes
 
 EXPECTED = (InvalidInput, LimitExceeded, Unsupported)  # some requests are wrong on purpose
 WORDS = ("the", "river", "that", "was", "long", "and", "people", "who", "lived", "by", "it", "told", "stories")
