@@ -3,7 +3,7 @@
     policy = RoutePolicy(server="https://llm.example.org/v1", max_waiting=4, min_confidence=0.6)
     route = policy.before(prompt_tokens=900, max_tokens=200, room_tokens=2048, waiting=runtime.metrics().waiting)
     if route.where == "server":
-        post(route.url, json=chat_request("my-model", messages))
+        post(route.url, json={"model": "my-model", "messages": messages})
 
 Nothing here opens a connection. Without a policy every request is answered here; with one, each decision has a reason
 and is logged.
@@ -12,8 +12,8 @@ and is logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -101,8 +101,3 @@ class RoutePolicy(Frozen):
             route = Route(where="here", reason=reason, detail=f"{detail}; no other place was given")
         log.info("route: %s, %s: %s", route.where, reason, route.detail)
         return route
-
-
-def chat_request(model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """Return the body of an OpenAI-compatible request for chat completions."""
-    return {"model": model, "messages": [dict(message) for message in messages], **options}

@@ -6,7 +6,6 @@ most norms) stays in the store, and the hash of every rebuilt file is compared. 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -174,18 +173,10 @@ def _write_from(artifact: Artifact, weights: Path, folder: Path) -> None:
         rest = [name for name, entry in stored.entries.items() if not entry.shape or same[name] != entry.shape[0]]
     finally:
         stored.close()
-    _write(artifact, weights, folder, rest, weights.name, str(artifact.folder.resolve()), {})
+    write_reference(artifact, weights, folder, rest, weights.name, str(artifact.folder.resolve()), {})
 
 
-def write_bundled(artifact: Artifact, weights: Path, folder: Path, key: str, held: Mapping[str, HeldTensor]) -> None:
-    """Write the reference of a bundled artifact, which is read without its target, into a new folder."""
-    folder.mkdir(parents=True)
-    with closing(TensorFolder.open(weights)) as stored:
-        rest = [name for name in stored.entries if name not in held]
-    _write(artifact, weights, folder, rest, key, os.path.relpath(artifact.folder, folder), held)
-
-
-def _write(
+def write_reference(
     artifact: Artifact,
     weights: Path,
     folder: Path,

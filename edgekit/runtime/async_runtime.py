@@ -64,7 +64,7 @@ class AsyncRuntime(OwnedByProcess):
         self._active: dict[Stream, _PieceReader] = {}
         self._changed = Condition()
         self._is_closing = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None  # the error that ended the thread, and with it this runtime
         self._thread: Thread | None = None
 
     @classmethod
@@ -196,15 +196,10 @@ class AsyncRuntime(OwnedByProcess):
             streams = await asyncio.to_thread(job.submit_next)
         return job.results()
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that ended the thread, and with it this runtime; None while it works."""
-        return self._failure
-
     def problem(self) -> str | None:
         """Say why answers cannot be expected now; None while all is well."""
-        if self._failure is not None:
-            return f"its thread ended by {type(self._failure).__name__}"
+        if self.failure is not None:
+            return f"its thread ended by {type(self.failure).__name__}"
         stalled_s = self.runtime.stalled_s()
         return f"requests wait, and no step has run for {stalled_s:.0f} s" if stalled_s > _STALLED_S else None
 
@@ -240,7 +235,7 @@ class AsyncRuntime(OwnedByProcess):
         """Let the thread advance a stream and tell an event loop about its pieces."""
         reader = _PieceReader(loop)
         with self._changed:
-            if self._failure is not None:
+            if self.failure is not None:
                 raise RuntimeClosed(f"this runtime is closed: {self.problem()}; open the artifact again")
             if self._thread is None:
                 thread = Thread(target=self._run, name="edgekit", daemon=True)
@@ -280,7 +275,7 @@ class AsyncRuntime(OwnedByProcess):
     def _fail(self, error: BaseException) -> None:
         """Tell every reader that no piece will come, and close the runtime."""
         with self._changed:
-            self._failure = error
+            self.failure = error
             active, self._active = self._active, {}
         closed = RuntimeClosed(f"this runtime was closed: {self.problem()}; open the artifact again")
         for reader in active.values():

@@ -124,12 +124,6 @@ class Driver(OwnedByProcess):
         if not self.is_forked:
             self._after_unlocking()
 
-    def fail(self, request: Request, error: BaseException) -> None:
-        """End the request with an error, after the running step."""
-        with self._locked():
-            request.fail(error)
-            self._retire()
-
     def close(self, interrupt: Callable[[], None], release: Callable[[], None]) -> None:
         """Cancel all requests, `interrupt` the engines in a running step, wait for it to end, and `release` them.
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
@@ -200,22 +200,13 @@ def check_values(data: bytes) -> None:
 
 def check_constants(data: bytes) -> None:
     """Refuse NaN and Infinity, which are no JSON, though parsers take them."""
-    if b"NaN" not in data and b"Infinity" not in data:
-        return
-    try:
-        json.loads(data, parse_constant=_refused)
-    except _NoJson as error:
-        raise invalid(f"the body: {error} is no JSON") from None
-    except (ValueError, RecursionError):
-        pass  # what else is wrong is said by the body's fields
-
-
-class _NoJson(Exception):
-    pass
+    if b"NaN" in data or b"Infinity" in data:
+        with suppress(ValueError, RecursionError):  # what else is wrong is said by the body's fields
+            json.loads(data, parse_constant=_refused)
 
 
 def _refused(name: str) -> float:
-    raise _NoJson(name)
+    raise invalid(f"the body: {name} is no JSON")
 
 
 def _is_over(data: bytes) -> bool:

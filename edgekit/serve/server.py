@@ -23,6 +23,7 @@ HEADERS_S = 10.0  # from the connection, or the first byte of a later request, t
 _KEEP_ALIVE_S = 75
 _MOST_CONNECTIONS = 1024
 _BACKLOG = 512
+_MOST_FILES, _OTHER_FILES = 4096, 96  # to ask the system for; and those that are no connections
 
 
 def check_exposure(settings: ServerSettings) -> None:
@@ -57,13 +58,27 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def allowed_connections() -> int:
+    """Return how many connections may be open, after asking the system for more files."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MOST_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(_MOST_CONNECTIONS, soft - _OTHER_FILES))
+
+
 def run(service: Service, listener: socket.socket) -> None:
     """Serve until the process is told to end."""
     for name in ("uvicorn", "uvicorn.error"):  # the guard logs one line for each request
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
-    # A client that leaves while several pieces are ready: their writes fail before the event loop hears that it left.
-    logging.getLogger("asyncio").addFilter(lambda record: record.msg != "socket.send() raised exception.")
+    logging.getLogger("asyncio").addFilter(_NoFlood())
+    DeadlineProtocol.most_connections = allowed_connections()
     config = uvicorn.Config(
         application(service),
         http=DeadlineProtocol,
@@ -76,9 +91,25 @@ def run(service: Service, listener: socket.socket) -> None:
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=2 * _MOST_CONNECTIONS,  # idle connections are closed before
     )
     DrainingServer(config, service).run([listener])
+
+
+class _NoFlood(logging.Filter):
+    """Drops what asyncio would write for every connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_of_files = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text.startswith("socket.accept() out of system resource"):  # tried again each second
+            is_first, self._told_of_files = not self._told_of_files, True
+            return is_first
+        # A client that leaves while several pieces are ready: their writes fail before the loop hears that it left.
+        return text != "socket.send() raised exception."
 
 
 class DrainingServer(uvicorn.Server):
@@ -117,14 +148,25 @@ class DrainingServer(uvicorn.Server):
 
 
 class DeadlineProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not arrive in time."""
+    """A connection that is closed if the headers of a request do not arrive in time, or others need its place."""
 
+    most_connections = _MOST_CONNECTIONS
     _timer: asyncio.TimerHandle | None = None
+    _made_at = 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Start the deadline of the first request."""
+        """Start the deadline of the first request. Where too many are open, the oldest without a request is closed."""
         super().connection_made(transport)
+        self._made_at = self.loop.time()
         self._arm()
+        if len(self.connections) > self.most_connections:
+            idle = [each for each in self.connections if isinstance(each, DeadlineProtocol) and each.is_idle]
+            min(idle, key=lambda each: each._made_at).transport.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def data_received(self, data: bytes) -> None:
         """Keep the deadline while headers are incomplete."""

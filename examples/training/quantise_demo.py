@@ -10,6 +10,7 @@ cache. There gptq also chooses other integers, so those of the package are kept 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export
-from edgekit.artifact.rebuilding import rebuilding, write_bundled
+from edgekit.artifact.rebuilding import rebuilding, write_reference
 from edgekit.calibrating import calibration_for
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
@@ -53,7 +54,11 @@ def make(name: str, store: ContentStore, artifacts: Path, references: Path) -> N
     weights = neutral_weights(source, recipe, calibration=calibration, store=store, rebuild=rebuilding(print))
     key = bundled_key(source, recipe, calibration)
     place = reference_place(ContentStore(references), key)
-    write_bundled(artifact, weights.folder, place, key, held_by(artifact, weights))
+    held = held_by(artifact, weights)
+    place.mkdir(parents=True)
+    with closing(TensorFolder.open(weights.folder)) as stored:
+        rest = [tensor for tensor in stored.entries if tensor not in held]
+    write_reference(artifact, weights.folder, place, rest, key, os.path.relpath(artifact.folder, place), held)
     for folder in (artifact.folder, place):
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         print(f"{name}: {folder.name}, {size / 2**20:.2f} MiB")

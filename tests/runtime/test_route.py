@@ -8,7 +8,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from edgekit.route import RoutePolicy, chat_request
+from edgekit.route import RoutePolicy
 
 SERVER = "https://llm.example.org/v1"
 FITS = {"prompt_tokens": 100, "max_tokens": 100, "room_tokens": 512}
@@ -56,8 +56,3 @@ def test_request_stays_without_another_place_and_reasons_are_logged(
 def test_a_server_is_a_url_without_secrets(server: str) -> None:
     with pytest.raises(ValidationError, match="not an http or https URL"):
         RoutePolicy(server=server)
-
-
-def test_the_request_for_the_server_is_openais() -> None:
-    body = chat_request("m", [{"role": "user", "content": "hi"}], max_tokens=5)
-    assert body == {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}

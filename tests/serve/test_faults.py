@@ -16,6 +16,7 @@ from runtimes import codec, make_runtime
 from serving import Served, SlowEngine, eventually, serving
 
 from edgekit.errors import TargetFailed
+from edgekit.serve.server import DeadlineProtocol, allowed_connections
 from edgekit.testing import FakeEngine
 
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 400}
@@ -188,3 +189,33 @@ def test_draining_refuses_new_work_and_finishes_what_runs() -> None:
         assert httpx.get(f"{served.url}/readyz").status_code == 503
         thread.join()
         assert answers[0].json()["usage"]["completion_tokens"] == 60
+
+
+def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeadlineProtocol, "most_connections", 8)
+    with serving({"slow": make_runtime(SlowEngine(0.01))}) as served:
+        address = (served.server.config.host, int(served.url.rpartition(":")[2]))
+        with httpx.stream(
+            "POST", chat_url(served), json={**LONG, "stream": True, "max_tokens": 60}, timeout=60
+        ) as busy:
+            silent = [socket.create_connection(address) for _ in range(30)]
+            eventually(lambda: len(served.server.server_state.connections) <= 8)
+            assert post(served, max_tokens=1).status_code == 200
+            assert (
+                sum(1 for line in busy.iter_lines() if line.startswith("data:")) > 3
+            )  # a running answer is not cut off
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b""  # the oldest was closed
+        for each in silent:
+            each.close()
+
+
+def test_the_system_is_asked_for_more_files() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        assert 8 <= allowed_connections() <= 1024
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(4096, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

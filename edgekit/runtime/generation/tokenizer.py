@@ -46,7 +46,7 @@ class Codec:
         self.tokenizer.no_truncation()
         decoder = self.tokenizer.decoder
         kinds = set() if decoder is None else _decoder_kinds(json.loads(decoder.__getstate__()))
-        self._is_append_only, self._is_byte_level = kinds <= _APPEND_ONLY, "ByteLevel" in kinds
+        self.is_append_only, self.is_byte_level = kinds <= _APPEND_ONLY, "ByteLevel" in kinds
         added = self.tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
@@ -152,7 +152,7 @@ class Codec:
             return text.encode("utf-8", "replace")
         if token in self._byte_tokens:
             return bytes([self._byte_tokens[token]])
-        if self._is_byte_level:
+        if self.is_byte_level:
             return bytes(_BYTE_OF.get(letter, ord("?")) for letter in text)
         return text.replace("\u2581", " ").encode("utf-8", "replace")
 
@@ -166,15 +166,6 @@ class Codec:
 
     def is_special(self, token: int) -> bool:
         return token in self._special
-
-    @property
-    def is_append_only(self) -> bool:
-        return self._is_append_only
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether tokens are runs of bytes, which are joined before they are decoded."""
-        return self._is_byte_level
 
 
 def text_bytes(most: int | None) -> int:
