@@ -88,11 +88,6 @@ class LosesCheckpoints(FakeState):
         super().restore(FakeSegment(segment.values, segment.model, segment.ids))
 
 
-class LosesScores(FakeState):
-    def restore(self, segment):
-        super().restore(FakeSegment(segment.values, segment.model, evicted=segment.evicted))
-
-
 class HandsOutTheTokenBefore(FakeState):
     def cached(self, layer, start, stop):
         return super().cached(layer, max(0, start - 1), stop - (start > 0))
@@ -201,7 +196,6 @@ BROKEN = {
     "a recurrent part that is not rewound": (with_state(RemembersDrafts), "no_operation_leaves_a_trace"),
     "a rewind that replays everything": (with_state(ReplaysFromTheStart), "a_recurrent_part_follows"),
     "a restore that replays everything": (with_state(LosesCheckpoints), "a_recurrent_part_follows"),
-    "scores that a restart forgets": (with_state(LosesScores), "kept_tokens_depend_on_the_text"),
     "wrong drafts that leave a trace in a window": (with_state(ForgetsOneLess), "kept_tokens_depend_on_the_text"),
     "logits as hidden states": (HidesNothing, "hidden_states"),
     "keys of the tokens before": (with_state(HandsOutTheTokenBefore), "cached_keys_are_those_of_the_tokens"),
