@@ -55,8 +55,8 @@ test-arm64: .venv/.with-dev
 
 # Wheels of the native library in dist; each machine's compiler is Debian's g++ for it.
 native-wheels: .venv/.with-dev
-	$(BIN)/python -m edgekit_native.wheel --machine x86_64
-	$(BIN)/python -m edgekit_native.wheel --machine aarch64
+	$(BIN)/python -m edgekit.apps.native.wheel --machine x86_64
+	$(BIN)/python -m edgekit.apps.native.wheel --machine aarch64
 
 check: .venv/.with-dev
 	$(BIN)/ruff format --check .

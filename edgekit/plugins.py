@@ -1,28 +1,36 @@
-"""Load targets through entry points, by name."""
+"""What packages add to edgekit through entry points: targets and commands."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
-from edgekit.contracts.native_loop import LoopOpener
-from edgekit.contracts.target import Target
 from edgekit.errors import EdgekitError, TargetMissing, UnknownName
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edgekit.contracts.native_loop import LoopOpener
+    from edgekit.contracts.target import Target
+
 TARGETS = "edgekit.targets"
+COMMANDS = "edgekit.commands"
+NATIVE_LOOP = "edgekit.native_loop"
+SIGNATURES = "edgekit.signatures"
 
 
 def target_names() -> list[str]:
     """Return the names of all installed targets."""
-    return sorted({entry.name for entry in _installed(tuple(sys.path))})
+    return sorted({entry.name for entry in _installed(TARGETS)})
 
 
 def load_target(name: str) -> Target:
     """Return the target `name`. This imports no vendor library."""
-    entries = [entry for entry in _installed(tuple(sys.path)) if entry.name == name]
+    entries = [entry for entry in _installed(TARGETS) if entry.name == name]
     if not entries:
         raise UnknownName("target", name, target_names())
     try:
@@ -36,13 +44,27 @@ def load_target(name: str) -> Target:
     return target
 
 
-def foreign_target_in(error: BaseException) -> str:
-    """Return the name of the target from another package whose code `error` passed through, or an empty string."""
-    entries = _installed(tuple(sys.path))
-    own = {"edgekit", *(_package(entry.module) for entry in entries if entry.dist and entry.dist.name == "edgekit")}
-    foreign = {_package(entry.module): entry.name for entry in entries if _package(entry.module) not in own}
-    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((foreign[_package(module)] for module in modules if _package(module) in foreign), "")
+def installed_commands() -> dict[str, EntryPoint]:
+    """Return every command that a package adds, by name. A package cannot replace a command of edgekit."""
+    found = sorted(_installed(COMMANDS), key=is_of_edgekit)
+    return {entry.name: entry for entry in found}
+
+
+def is_of_edgekit(entry: EntryPoint) -> bool:
+    """Whether edgekit itself declares this entry point."""
+    return entry.dist is not None and entry.dist.name == "edgekit"
+
+
+def foreign_package_in(error: BaseException) -> str:
+    """Name the target or command of another package whose code `error` passed through, or return an empty string."""
+    kinds = {TARGETS: "target", COMMANDS: "command"}
+    entries = [(kind, entry) for group, kind in kinds.items() for entry in _installed(group)]
+    own = {"edgekit", *(_package(entry.module) for _, entry in entries if is_of_edgekit(entry))}
+    foreign = {_package(entry.module): f"{kind} {entry.name}" for kind, entry in entries}
+    modules = (
+        _package(str(frame.f_globals.get("__name__", ""))) for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+    return next((foreign[module] for module in modules if module in foreign and module not in own), "")
 
 
 def _package(module: str) -> str:
@@ -51,11 +73,21 @@ def _package(module: str) -> str:
 
 def load_native_loop() -> LoopOpener:
     """Return what opens artifacts with the native library. This loads no library."""
-    loop: LoopOpener = import_module("edgekit_native.loop").NativeLoop
+    loop: LoopOpener = next(iter(_installed(NATIVE_LOOP))).load()
     return loop
 
 
+def load_signature_check() -> Callable[[Any, str | Path], None]:
+    """Return the function that checks that an artifact is signed with a trusted key, or raises `UntrustedSignature`."""
+    check: Callable[[Any, str | Path], None] = next(iter(_installed(SIGNATURES))).load()
+    return check
+
+
+def _installed(group: str) -> tuple[EntryPoint, ...]:
+    return _entry_points(group, tuple(sys.path))
+
+
 @cache
-def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of all targets. Reading every package's metadata is slow, so it is done once."""
-    return tuple(entry_points(group=TARGETS))
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. Reading every package's metadata is slow, so it is done once."""
+    return tuple(entry_points(group=group))

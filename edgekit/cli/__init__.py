@@ -1,4 +1,7 @@
-"""The command line: one module for each command, imported when the command is called; errors are one line."""
+"""The command line. A command is a module of this folder or an entry point `edgekit.commands` of any package.
+
+A command is imported when it is called. Errors are one line.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import io
 import os
 import pkgutil
 import sys
+from importlib.metadata import EntryPoint
 from typing import NoReturn
 
 import click
 
-from edgekit.errors import DoesNotFit, EdgekitError, near_names, printable, quote_short
+from edgekit.errors import DoesNotFit, EdgekitError, Unsupported, near_names, printable, quote_short
+from edgekit.plugins import foreign_package_in, installed_commands, is_of_edgekit
 
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -79,16 +84,18 @@ _ELSEWHERE = {
 
 
 class Commands(click.Group):
-    """A group with one command per module of this folder, imported when the command is called."""
+    """The group of all commands: those of the core, in this folder, and those that packages add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+        return sorted({*_core_commands(), *installed_commands()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name in _core_commands():
+            command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+            return command
+        if cmd_name not in (added := installed_commands()):
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
-        return command
+        return _load(added[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -112,6 +119,36 @@ class Commands(click.Group):
         for title, described in _GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(list(described.items()))
+        if foreign := [entry for entry in installed_commands().values() if not is_of_edgekit(entry)]:
+            with formatter.section("Of other packages"):
+                formatter.write_dl([(entry.name, _help_of(entry)) for entry in foreign])
+
+
+def _core_commands() -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+
+
+def _load(entry: EntryPoint) -> click.Command:
+    try:
+        command = entry.load()
+    except EdgekitError:
+        raise
+    except Exception as error:
+        if is_of_edgekit(entry):
+            raise
+        raise Unsupported(
+            f"command {entry.name} ({entry.value}) cannot be loaded: {error}; reinstall its package"
+        ) from error
+    if not isinstance(command, click.Command):
+        raise Unsupported(f"command {entry.name} ({entry.value}) is no click command; its package must name one")
+    return command
+
+
+def _help_of(entry: EntryPoint) -> str:
+    try:
+        return _load(entry).get_short_help_str(200)
+    except EdgekitError as error:
+        return str(error)
 
 
 @click.group(
@@ -173,15 +210,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _end_or_raise(error: Exception) -> NoReturn:
-    """End in one line if `error` came through a target of another package; otherwise raise it again."""
+    """End in one line if `error` came through a target or command of another package; otherwise raise it again."""
     from edgekit.common.log import log
-    from edgekit.plugins import foreign_target_in
 
-    if not (name := foreign_target_in(error)):
+    if not (name := foreign_package_in(error)):
         raise error
-    log.debug("target %s raised", name, exc_info=error)
+    log.debug("%s raised", name, exc_info=error)
     what = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-    _end(f"target {name}: {what[:300]}; this is a defect of that target's package; EDGEKIT_LOG=debug shows where")
+    _end(f"{name}: {what[:300]}; this is a defect of that {name.split()[0]}'s package; EDGEKIT_LOG=debug shows where")
 
 
 def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import edgekit
 from edgekit.cli._batch import BatchLine, answers_to, questions
 from edgekit.common.progress import Progress
+from edgekit.common.ray_map import executor_of
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.measure.ray_map import executor_of
 from edgekit.runtime.runtime import Runtime
 
 _LINES_A_TASK = 8  # bounds the answers that are repeated when a worker is lost

@@ -30,7 +30,7 @@ def neutral_config(
 ) -> dict[str, Any]:
     """Return the config of neutral weights of a source model: always that of a text model.
 
-    `int8_inputs`: for servers that round the inputs of 8-bit integers too (`edgekit.quant.int8_inputs`).
+    `int8_inputs`: for servers that round the inputs of 8-bit integers too (`edgekit.apps.handover.int8_inputs`).
     """
     text = source.get("text_config")
     if isinstance(text, dict):

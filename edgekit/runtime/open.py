@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.artifact.signing import check_required_signature
 from edgekit.common.cores import usable_cores
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
@@ -16,6 +15,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_l
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
 from edgekit.planner.gpu_layers import most_layers
 from edgekit.planner.memory import cache_bytes
+from edgekit.plugins import load_signature_check
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard, OpeningOptions
@@ -102,7 +102,7 @@ def open_runtime(
         check_draft(draft)
     artifact = open_artifact(path)
     if require_signature is not None:
-        check_required_signature(artifact, require_signature)
+        load_signature_check()(artifact, require_signature)
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
     plan = _within_cores(plan)
     target = artifact.working_target()

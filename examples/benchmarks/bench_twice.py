@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.report.compare import Comparison, compare_runs
+from edgekit.apps.bench.report.results import Figures, Report, to_json
+from edgekit.apps.bench.run import bench
+from edgekit.apps.bench.workload import Workload, read_workload
 from edgekit.common.files import write_file
 from edgekit.device.detect.surroundings import local_host
-from edgekit.measure.bench.measurement import Measurement
-from edgekit.measure.bench.run import bench
-from edgekit.measure.bench.workload import Workload, read_workload
-from edgekit.measure.report.compare import Comparison, compare_runs
-from edgekit.measure.report.results import Figures, Report, to_json
 
 
 def main() -> int:

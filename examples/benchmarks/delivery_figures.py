@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 import edgekit
 from edgekit import delivery, plugins
+from edgekit.apps.delivery.site_index import manifest_name
 from edgekit.artifact.artifact import Artifact, read_manifest, seal, staging_for
 from edgekit.common.files import file_sha256
 from edgekit.common.sealed_json import to_sealed_json
 from edgekit.contracts.neutral import MANIFEST, NeutralWeights
 from edgekit.contracts.plan import Plan
-from edgekit.delivery.site_index import manifest_name
 from edgekit.quant.source_files import companions
 
 _NEAR_BYTES = 64  # equal bytes between two changed ones that count as changed

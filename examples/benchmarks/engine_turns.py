@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edgekit.apps.bench.machine import Machine
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.engine import Chunk
-from edgekit.measure.bench.machine import Machine
 
 ROUNDS, DECODED, REST_S = 3, 32, 1.0
 

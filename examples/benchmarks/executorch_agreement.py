@@ -26,9 +26,9 @@ from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
 
 import edgekit
+from edgekit.apps.bench.peers.subjects import weights_of
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.engine import Chunk, Engine
-from edgekit.measure.bench.peers.subjects import weights_of
 from examples.benchmarks.xnnpack_in_order import InOrderForward, kernel_offset
 
 TOKENS, PIECE, OTHER_PIECE = 1024, 256, 97

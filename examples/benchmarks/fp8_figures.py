@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from edgekit.apps.handover.bundle import NeutralReader
+from edgekit.apps.handover.fp8 import round_activations, round_cache, write_fp8
+from edgekit.apps.handover.make import recipe_for
 from edgekit.common.divergence import Pair, divergence_of
 from edgekit.contracts.recipe import named_recipe
-from edgekit.handover.bundle import NeutralReader
-from edgekit.handover.make import recipe_for
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder
-from edgekit.quant.fp8 import round_activations, round_cache, write_fp8
 from edgekit.quant.pipeline import neutral_weights, no_progress
 from edgekit.quant.shards import reader
 from edgekit.testing.real_models import smollm2

@@ -23,14 +23,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgekit.apps.bench.report.markdown import markdown
+from edgekit.apps.bench.report.results import Figures, Report
+from edgekit.apps.lab.devices import DeviceSpec, connect
+from edgekit.apps.lab.matrix import Lab, entries_of
+from edgekit.apps.lab.report import exit_code, report_of, rows_of
+from edgekit.apps.lab.run import new_run, run_lab
+from edgekit.apps.lab.store import LabStore
 from edgekit.common.files import write_file
-from edgekit.lab.devices import DeviceSpec, connect
-from edgekit.lab.matrix import Lab, entries_of
-from edgekit.lab.report import exit_code, report_of, rows_of
-from edgekit.lab.run import new_run, run_lab
-from edgekit.lab.store import LabStore
-from edgekit.measure.report.markdown import markdown
-from edgekit.measure.report.results import Figures, Report
 from examples.benchmarks.lab_scale import PROFILE, make_artifacts, measured
 
 WORKS_S = (2.0, 3.0, 4.0)

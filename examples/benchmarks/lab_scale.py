@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.report.markdown import markdown
+from edgekit.apps.bench.report.results import Figures, Report
+from edgekit.apps.lab.devices import DeviceSpec, connect
+from edgekit.apps.lab.matrix import Lab, entries_of
+from edgekit.apps.lab.report import report_of, rows_of
+from edgekit.apps.lab.run import EntryEvent, new_run, run_lab
+from edgekit.apps.lab.store import LabStore
 from edgekit.common.files import write_file
 from edgekit.device.load import load_profile
-from edgekit.lab.devices import DeviceSpec, connect
-from edgekit.lab.matrix import Lab, entries_of
-from edgekit.lab.report import report_of, rows_of
-from edgekit.lab.run import EntryEvent, new_run, run_lab
-from edgekit.lab.store import LabStore
-from edgekit.measure.bench.measurement import Measurement
-from edgekit.measure.report.markdown import markdown
-from edgekit.measure.report.results import Figures, Report
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
 
 TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"

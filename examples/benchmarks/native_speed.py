@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit_native.library import NativeLibrary
-from edgekit_native.loop import find_library
-
 import edgekit
+from edgekit.apps.native.library import NativeLibrary
+from edgekit.apps.native.loop import find_library
 
 DOCS = Path(__file__).parents[2] / "docs"
 

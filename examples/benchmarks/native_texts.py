@@ -22,10 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit_native.library import NativeLibrary, NativeModel
-from edgekit_native.loop import find_library
-
 import edgekit
+from edgekit.apps.native.library import NativeLibrary, NativeModel
+from edgekit.apps.native.loop import find_library
 
 FOLDERS = ("edgekit", "docs", "targets")
 SAMPLED: tuple[dict[str, float], ...] = (

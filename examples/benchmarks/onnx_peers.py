@@ -22,18 +22,18 @@ from pathlib import Path
 
 from edgekit_onnx import OnnxTarget
 
+from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+from edgekit.apps.bench.energy import meter
+from edgekit.apps.bench.machine import Machine
+from edgekit.apps.bench.peers.subjects import peer_of
+from edgekit.apps.bench.report.results import Report
+from edgekit.apps.bench.run import measure_conditions
+from edgekit.apps.bench.subject import Subject
+from edgekit.apps.bench.trials import BenchRun, PreparedSubject
+from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
 from edgekit.artifact.artifact import Artifact, open_artifact, seal
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import Format, Recipe, Rule, named_recipe
-from edgekit.measure.bench.artifact_subjects import OpenOptions, subject_of_artifact
-from edgekit.measure.bench.energy import meter
-from edgekit.measure.bench.machine import Machine
-from edgekit.measure.bench.peers.subjects import peer_of
-from edgekit.measure.bench.run import measure_conditions
-from edgekit.measure.bench.subject import Subject
-from edgekit.measure.bench.trials import BenchRun, PreparedSubject
-from edgekit.measure.bench.workload import Case, PromptText, Workload, WorkloadRequest
-from edgekit.measure.report.results import Report
 from edgekit.model.source import open_source
 from edgekit.quant.random_weights import random_weights
 from edgekit.runtime.generation.tokenizer import read_codec

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import edgekit
-from edgekit.measure.bench.machine import Machine
+from edgekit.apps.bench.machine import Machine
 
 HELD_OUT = Path(__file__).parent / "held_out"
 ANSWER_TOKENS = 32

@@ -27,14 +27,14 @@ from edgekit_executorch.export import lower
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.quiet import quiet_output
 
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.statistics import METRICS
+from edgekit.apps.bench.workload import read_workload
+from edgekit.apps.lab.runner_job import job_of
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_file
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
-from edgekit.lab.runner_job import job_of
-from edgekit.measure.bench.measurement import Measurement
-from edgekit.measure.bench.statistics import METRICS
-from edgekit.measure.bench.workload import read_workload
 from examples.benchmarks.executorch_figures import PROMPT, half_billion, plan_of
 
 WORKLOAD, TEXTS, WRITTEN = "quick", ("quick", "chat", "code", "summarise"), 400

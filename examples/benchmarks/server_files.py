@@ -42,14 +42,14 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
 
 def write(folder: Path) -> None:
     """Write the files of every case for the servers that have a parser of their own."""
+    from edgekit.apps.handover.bundle import FILES
+    from edgekit.apps.handover.gpus import gpu_group
+    from edgekit.apps.handover.servers.layouts import ServerSubject
+    from edgekit.apps.handover.servers.request import ServerRequest
+    from edgekit.apps.handover.servers.resolver import resolve_server
     from edgekit.contracts.recipe import named_recipe
-    from edgekit.device.gpus import gpu_group
     from edgekit.errors import Unsupported
-    from edgekit.handover.bundle import FILES
     from edgekit.model.families import model_from_config
-    from edgekit.planner.servers.layouts import ServerSubject
-    from edgekit.planner.servers.request import ServerRequest
-    from edgekit.planner.servers.resolver import resolve_server
     from edgekit.quant.vllm_compat import handover
 
     for name, (config, gpu, wishes, beside) in CASES.items():

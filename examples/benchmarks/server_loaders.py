@@ -31,7 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from edgekit.contracts.server_plan import ServerPlan
+    from edgekit.apps.handover.server_plan import ServerPlan
 
     Observe = Callable[[str, torch.Tensor], None]
 
@@ -68,7 +68,7 @@ def write_reference(bundle: Path) -> None:
     """Store the log probabilities after every token of held-out text, by the bytes of the bundle."""
     import torch
 
-    from edgekit.contracts.server_plan import ServerPlan
+    from edgekit.apps.handover.server_plan import ServerPlan
     from edgekit.model.tokenizer_file import read_tokenizer
     from edgekit.quant import reference_decoder
 
@@ -113,9 +113,9 @@ class Served:
 
     def round_inputs(self, module: str, inputs: torch.Tensor) -> None:
         """Round the inputs of a linear as the server does, by the type of its weights."""
+        from edgekit.apps.handover.fp8 import round_activations
+        from edgekit.apps.handover.int8_inputs import round_inputs
         from edgekit.contracts.neutral import on_disk
-        from edgekit.quant.fp8 import round_activations
-        from edgekit.quant.int8_inputs import round_inputs
 
         entry = self._tensors.entries.get(on_disk(self._model, f"{module}.weight"))
         if entry is not None and entry.dtype == "F8_E4M3":
@@ -128,9 +128,9 @@ def compare_disturbed(bundle: Path) -> Iterator[dict[str, Any]]:
     """Compare the reference with itself, the inputs of linears rounded otherwise."""
     import torch
 
-    from edgekit.contracts.server_plan import ServerPlan
+    from edgekit.apps.handover.int8_inputs import round_inputs
+    from edgekit.apps.handover.server_plan import ServerPlan
     from edgekit.quant import reference_decoder
-    from edgekit.quant.int8_inputs import round_inputs
 
     plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
     stored, served = np.load(bundle / REFERENCE), Served(bundle / "weights", plan)

@@ -16,11 +16,11 @@ import os
 import platform
 from pathlib import Path
 
+from edgekit.apps.bench.report.results import Report, read_report, to_json
+from edgekit.apps.bench.tasks.results import TaskComparison, TaskReport, TaskResult
+from edgekit.apps.bench.tasks.run import TASKS, TaskOptions, run_tasks
+from edgekit.apps.bench.tasks.statistics import paired
 from edgekit.common.files import write_output
-from edgekit.measure.report.results import Report, read_report, to_json
-from edgekit.measure.tasks.results import TaskComparison, TaskReport, TaskResult
-from edgekit.measure.tasks.run import TASKS, TaskOptions, run_tasks
-from edgekit.measure.tasks.statistics import paired
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from fake_artifacts import install, make_artifact
 
 from edgekit.cli import _batch_on_ray, command
 from edgekit.cli._batch_on_ray import answer_on_ray, answer_task
+from edgekit.common.ray_map import Executor, in_order
 from edgekit.errors import InvalidInput, TargetFailed
-from edgekit.measure.ray_map import Executor, in_order
 
 COUNT = 200
 

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from edgekit_native.wheel import make_wheel
 from manifests import change_manifest
 from packaging.requirements import Requirement
 
+from edgekit.apps.native.wheel import make_wheel
 from edgekit.common.divergence import Pair, divergence_of
 from edgekit.errors import EdgekitError
 from edgekit.testing.real_models import RealModelMissing, smollm2
@@ -295,7 +295,7 @@ def compare_loops(folder: Path, guest: Guest, loops: Sequence[Loop], prompts: in
     """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
     if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
         return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
-    sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
+    sources = sorted(path for path in (ROOT / "edgekit/apps/native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
     make_windowed(folder)

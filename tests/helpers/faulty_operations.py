@@ -16,16 +16,16 @@ from lab_fakes import QUICK, fakes, lab_of
 from measured import fake
 
 import edgekit
+from edgekit.apps.delivery import fetching, publish, pull
+from edgekit.apps.lab.matrix import entries_of
+from edgekit.apps.lab.run import run_lab
+from edgekit.apps.lab.store import LabStore
 from edgekit.artifact.artifact import open_artifact, verify
 from edgekit.artifact.rebuilding import free_copies, rebuilding, stored_weights
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights, weights_store
 from edgekit.contracts.recipe import named_recipe
-from edgekit.delivery import fetching, publish, pull
 from edgekit.errors import EdgekitError
-from edgekit.lab.matrix import entries_of
-from edgekit.lab.run import run_lab
-from edgekit.lab.store import LabStore
 from edgekit.model.source import open_source
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.pipeline import neutral_weights

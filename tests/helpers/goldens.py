@@ -117,7 +117,7 @@ def texts() -> Golden:
 
 def names() -> Golden:
     """The public names of every package that has some."""
-    packages = ("edgekit", "edgekit.testing", "edgekit.contracts", "edgekit.serve", "edgekit.lab")
+    packages = ("edgekit", "edgekit.testing", "edgekit.contracts", "edgekit.apps.serve", "edgekit.apps.lab")
     return {name: _told(lambda name=name: sorted(import_module(name).__all__)) for name in packages}
 
 

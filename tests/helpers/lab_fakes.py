@@ -11,15 +11,15 @@ from typing import Any
 
 from measured import fake, measurement
 
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.workload import read_workload
+from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec
+from edgekit.apps.lab.matrix import Lab, entries_of
+from edgekit.apps.lab.run import Clock, new_run
+from edgekit.apps.lab.store import LabStore
 from edgekit.artifact.artifact import open_artifact
 from edgekit.device.load import load_profile
 from edgekit.errors import DeviceUnreachable
-from edgekit.lab.devices import DeviceLimits, DeviceSpec
-from edgekit.lab.matrix import Lab, entries_of
-from edgekit.lab.run import Clock, new_run
-from edgekit.lab.store import LabStore
-from edgekit.measure.bench.measurement import Measurement
-from edgekit.measure.bench.workload import read_workload
 
 QUICK = Clock(beat_s=0.01, back_off_s=0.0)
 Answer = Callable[["FakeDevice", int], Measurement | None]

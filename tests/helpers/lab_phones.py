@@ -14,12 +14,12 @@ import runtimes
 from fake_adb import SERIAL, Phone
 from measured import conditions
 
+from edgekit.apps.bench.measurement import CaseResult, Measurement, MemoryUse, RequestTimes, Trial
+from edgekit.apps.bench.statistics import summaries
+from edgekit.apps.lab.adb import AdbDevice
+from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect
+from edgekit.apps.lab.runner_job import RunnerJob
 from edgekit.artifact.artifact import Artifact
-from edgekit.lab.adb import AdbDevice
-from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
-from edgekit.lab.runner_job import RunnerJob
-from edgekit.measure.bench.measurement import CaseResult, Measurement, MemoryUse, RequestTimes, Trial
-from edgekit.measure.bench.statistics import summaries
 from edgekit.testing import fake_artifact, fake_model, fake_plan
 
 ABI = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(platform.machine(), "x86_64")

@@ -11,12 +11,8 @@ from typing import Any, NamedTuple
 import runtimes
 from click.testing import CliRunner
 
-from edgekit.artifact.artifact import Artifact, open_artifact, seal, staging_for
-from edgekit.cli import command
-from edgekit.contracts.manifest import MANIFEST
-from edgekit.errors import EdgekitError
-from edgekit.measure.bench.machine import Disturbance, Usage
-from edgekit.measure.bench.measurement import (
+from edgekit.apps.bench.machine import Disturbance, Usage
+from edgekit.apps.bench.measurement import (
     CaseResult,
     Conditions,
     Formats,
@@ -27,8 +23,12 @@ from edgekit.measure.bench.measurement import (
     SubjectInfo,
     Trial,
 )
-from edgekit.measure.bench.statistics import summaries
-from edgekit.measure.bench.workload import Case, PromptText, Workload, WorkloadRequest
+from edgekit.apps.bench.statistics import summaries
+from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
+from edgekit.artifact.artifact import Artifact, open_artifact, seal, staging_for
+from edgekit.cli import command
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.errors import EdgekitError
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
 
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from edgekit_native.build import SOURCES, run
-
+from edgekit.apps.native.build import SOURCES, run
 from edgekit.errors import InvalidInput
 
 Narrow = Callable[[bytes, int], bytes]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekit_native.library import NativeLibrary
+from edgekit.apps.native.library import NativeLibrary
 
 
 def native_answers(

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import fuzzing
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
-from edgekit_native.build import build
-from edgekit_native.library import NativeLibrary
 from fuzzing import JsonFormat
 from narrow_graphs import compiled
 from stored_formats import TEXT, Artifacts, OnnxArtifacts
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
+from edgekit.apps.native.build import build
+from edgekit.apps.native.library import NativeLibrary
 from edgekit.artifact.artifact import MANIFEST, verify
 from edgekit.common.sealed_json import add_seal
 from edgekit.errors import EdgekitError, InvalidInput

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import fuzzing
 import tiny_models
-from edgekit_native.build import SOURCES
-from edgekit_native.build import run as run_tool
 from native_tokenizers import MADE
 
+from edgekit.apps.native.build import SOURCES
+from edgekit.apps.native.build import run as run_tool
 from edgekit.artifact.artifact import MANIFEST
 
 ROOT = Path(__file__).parents[2]

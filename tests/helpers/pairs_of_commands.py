@@ -31,11 +31,11 @@ import pytest
 import tiny_models
 
 import edgekit
+from edgekit.apps.delivery import publish, pull
+from edgekit.apps.delivery.publish import read_site
 from edgekit.artifact.artifact import verify
 from edgekit.cli import _artifact_for, _export_here, main
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.delivery import publish, pull
-from edgekit.delivery.publish import read_site
 
 LONGEST_S = 300.0
 _PROMPTS = [{"id": number, "prompt": f"the cat {number}"} for number in range(6)]

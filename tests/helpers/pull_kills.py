@@ -18,23 +18,23 @@ from pathlib import Path
 from published import device_profile, make_artifact
 from site_server import SiteServer, site_server
 
+from edgekit.apps.delivery import publish, pull
+from edgekit.apps.delivery.fetching import PlacedChunk, is_whole, pieces_of
+from edgekit.apps.delivery.installation import manifests_in, staging_of
+from edgekit.apps.delivery.site_index import file_name
 from edgekit.artifact.artifact import verify
 from edgekit.artifact.installed import read_installed
-from edgekit.delivery import publish, pull
-from edgekit.delivery.fetching import PlacedChunk, is_whole, pieces_of
-from edgekit.delivery.installation import manifests_in, staging_of
-from edgekit.delivery.site_index import file_name
 
 CONNECTIONS = 4
 _SCRIPT = """
 import sys
-from edgekit.delivery import pull
+from edgekit.apps.delivery import pull
 print("began", flush=True)
 pull(sys.argv[1], sys.argv[2], device=sys.argv[3], allow=("http",))
 """
 _SWITCH_SCRIPT = """
 import itertools, os, sys
-from edgekit.delivery import installation, pull
+from edgekit.apps.delivery import installation, pull
 count, last, real = itertools.count(), int(sys.argv[4]), installation.switch
 
 def tick(*_):

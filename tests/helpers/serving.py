@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import uvicorn
 from runtimes import codec, make_runtime
 
+from edgekit.apps.serve.application import application
+from edgekit.apps.serve.models import Models
+from edgekit.apps.serve.pool import OnDemand, PoolSettings
+from edgekit.apps.serve.server import DeadlineProtocol, DrainingServer, address_of, listen
+from edgekit.apps.serve.service import Service
+from edgekit.apps.serve.settings import ServerSettings
 from edgekit.runtime.runtime import Runtime
-from edgekit.serve.application import application
-from edgekit.serve.models import Models
-from edgekit.serve.pool import OnDemand, PoolSettings
-from edgekit.serve.server import DeadlineProtocol, DrainingServer, address_of, listen
-from edgekit.serve.service import Service
-from edgekit.serve.settings import ServerSettings
 from edgekit.testing import FakeEngine
 
 

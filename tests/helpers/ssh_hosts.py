@@ -17,9 +17,9 @@ import pytest
 from lab_fakes import FakeDevice
 from measured import fake
 
-from edgekit.lab.devices import DeviceSpec, connect
-from edgekit.lab.ssh import SshDevice
-from edgekit.measure.bench.workload import bundled_workloads, read_workload
+from edgekit.apps.bench.workload import bundled_workloads, read_workload
+from edgekit.apps.lab.devices import DeviceSpec, connect
+from edgekit.apps.lab.ssh import SshDevice
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
 needs_ssh = pytest.mark.skipif(

@@ -23,14 +23,14 @@ from edgekit_onnx import prepack_cache
 from edgekit_onnx.audit import audit
 from measured import fake
 
-from edgekit.artifact import signing
+from edgekit.apps.bench.machine import Machine
+from edgekit.apps.delivery import signing
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recipe import named_recipe
 from edgekit.device import engine_speeds
 from edgekit.device.detect import measuring
 from edgekit.enginekit import exactness
-from edgekit.measure.bench.machine import Machine
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact

@@ -32,6 +32,8 @@ from tokenizers import Tokenizer
 
 import edgekit
 import edgekit.runtime.open as open_module
+from edgekit.apps.lab.report import junit, report_of, rows_of
+from edgekit.apps.lab.store import LabStore
 from edgekit.artifact import artifact
 from edgekit.artifact.artifact import open_artifact
 from edgekit.artifact.rebuilding import free_copy, rebuilding
@@ -43,8 +45,6 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.weights_reference import key_of, reference_place, refers
 from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors import INDEX, TensorFolder
-from edgekit.lab.report import junit, report_of, rows_of
-from edgekit.lab.store import LabStore
 from edgekit.model.rope import frequencies
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans, read_plan

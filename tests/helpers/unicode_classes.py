@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).parents[2] / "targets/edgekit_native/src/unicode_table.cpp"
+TABLE = Path(__file__).parents[2] / "edgekit/apps/native/src/unicode_table.cpp"
 _HEAD = """// Written by tests/helpers/unicode_classes.py; do not edit.
 #include "unicode.h"
 

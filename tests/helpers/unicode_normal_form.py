@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import normalizers
 from unicode_classes import code_points
 
-TABLE = Path(__file__).parents[2] / "targets/edgekit_native/src/normal_form_table.cpp"
+TABLE = Path(__file__).parents[2] / "edgekit/apps/native/src/normal_form_table.cpp"
 _HEAD = """// Written by tests/helpers/unicode_normal_form.py; do not edit.
 #include "normal_form.h"
 

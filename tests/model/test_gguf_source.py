@@ -242,9 +242,9 @@ def test_a_file_becomes_an_artifact_that_answers(tmp_path: Path) -> None:
     for name in ("torch", "onnxruntime", "onnx_ir"):
         pytest.importorskip(name)
     import edgekit
+    from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
     from edgekit.artifact.artifact import read_manifest
     from edgekit.artifact.export import export
-    from edgekit.measure.bench.artifact_subjects import OpenOptions, subject_of_artifact
 
     path = tmp_path / "tiny.gguf"
     write_quantised(path)
@@ -263,8 +263,8 @@ def test_a_file_becomes_an_artifact_that_answers(tmp_path: Path) -> None:
 def test_an_evaluation_names_the_quantised_reference(tmp_path: Path) -> None:
     for name in ("torch", "onnxruntime", "onnx_ir"):
         pytest.importorskip(name)
+    from edgekit.apps.bench.eval.evaluate import evaluate
     from edgekit.artifact.export import export
-    from edgekit.measure.eval.evaluate import evaluate
     from edgekit.quant.pipeline import no_progress
 
     path = tmp_path / "tiny.gguf"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors_files import entry, write
 
+from edgekit.apps.delivery.transport import Site
 from edgekit.common.files import file_sha256
 from edgekit.common.parsing import read_bytes
-from edgekit.delivery.transport import Site
 from edgekit.errors import InvalidInput
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.safetensors import TensorFolder, read_header

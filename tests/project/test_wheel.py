@@ -91,7 +91,7 @@ def test_the_wheel_holds_what_it_needs_and_no_tests(wheel: Path) -> None:
         assert f"edgekit/_demo/{name}" in names
     assert wheel.stat().st_size < 34_000_000, "33.0 MB were measured"
     for name in ("build.py", "CMakeLists.txt", "edgekit_native.h", "src/api.cpp", "src/unicode_table.cpp"):
-        assert f"edgekit_native/{name}" in names
+        assert f"edgekit/apps/native/{name}" in names
     # One file in optimum's namespace package, which must never get an __init__.py from us.
     assert [name for name in names if name.startswith("optimum/")] == ["optimum/commands/register/register_edgekit.py"]
 

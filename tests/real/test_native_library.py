@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from edgekit_native.build import build, missing
-from edgekit_native.library import NativeLibrary
 from real_files import Export
 from tokenizers import Tokenizer
 from varied_texts import varied_texts
 
 import edgekit
+from edgekit.apps.native.build import build, missing
+from edgekit.apps.native.library import NativeLibrary
 from edgekit.model.source import open_source
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from edgekit_native.build import build, executorch_folder, missing
 from real_files import Export, require
 from real_files import edgekit as run_command
 from vendors_runner import greedy_texts
 
 import edgekit
+from edgekit.apps.native.build import build, executorch_folder, missing
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.executorch, pytest.mark.quantize, pytest.mark.long]
 PROMPTS = ("def fibonacci(n):\n", "The capital of France is")

@@ -26,14 +26,14 @@ from executorch_models import in_order, in_pieces
 from vendors_runner import greedy_texts
 
 import edgekit
+from edgekit.apps.bench.parity import Parity, parity
+from edgekit.apps.bench.peers.subjects import weights_of
 from edgekit.artifact.artifact import open_artifact
 from edgekit.artifact.export import export
 from edgekit.calibrating import calibration_for
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import named_recipe
-from edgekit.measure.bench.peers.subjects import weights_of
-from edgekit.measure.parity.check import Parity, parity
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest

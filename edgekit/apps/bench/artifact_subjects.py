@@ -1,0 +1,169 @@
+"""Artifacts as subjects of a benchmark: formats, bytes read per token, and options for opening them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
+from edgekit.apps.bench.subject import Subject, program_of
+from edgekit.apps.bench.workload import Workload
+from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.sealed_adapters import sealed_adapter
+from edgekit.common.cores import usable_cores
+from edgekit.common.units import parse_bytes
+from edgekit.contracts.kv_policy import apply_limits
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe, bits_per_weight
+from edgekit.model.lora import read_adapter
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
+from edgekit.planner.memory import kv_bytes
+from edgekit.planner.speed import touched_weight_bytes
+
+_SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+class OpenOptions(NamedTuple):
+    """Options for opening an artifact; a default takes the plan's value."""
+
+    context: int | None = None
+    window: int | None = None
+    sinks: int = 0
+    exact: bool = False
+    draft: str | None = None
+    memory: str | None = None
+    kv_bits: int | None = None
+    gpu_layers: int | None = None
+    on_pressure: str | None = None
+    sequences: int | None = None  # concurrent requests
+    prefixes: str | None = None  # size of the prefix cache shared by the requests of one trial
+    keep: str | None = None
+    adapter: tuple[str, Path | None] | None = None  # a LoRA that every request uses: name, and folder if not sealed
+
+
+def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None = None) -> Subject:
+    """Return the subject that runs an artifact."""
+    artifact = open_artifact(path)
+    plan = artifact.plan
+    if opening.adapter is not None:
+        name_of_adapter, given = opening.adapter
+        folder = given or sealed_adapter(artifact.folder, name_of_adapter)
+        read_adapter(folder, plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
+    cache, _ = apply_limits(  # refused before anything runs
+        plan.cache, plan.storage, opening.context, opening.window, opening.sinks, opening.keep
+    )
+    capacity = opening.window or opening.context or plan.storage.capacity_tokens
+    window = opening.window or (None if opening.context else plan.cache.window)
+    info = SubjectInfo(
+        name=readable(name) if name else f"{plan.target} {plan.backend} {plan.recipe.name}",
+        engine=f"edgekit {plan.target} {plan.backend}",
+        engine_version="",
+        model=plan.model.name,
+        recipe=plan.recipe.name,
+        formats=formats_of(plan.model, plan.recipe, _file_bytes(artifact)),
+        artifact_sha256=artifact.sha256,
+        weights_sha256=artifact.manifest.weights_sha256,
+        device=plan.device,
+        threads=min(plan.threads, usable_cores().number),
+        context=capacity,
+        kv_bits=plan.storage.kv_bits,
+        window=window,
+        sinks=opening.sinks if opening.window else plan.cache.sinks,
+        keep=cache.keep if cache.is_scored else None,
+        exact=opening.exact,
+        draft=readable(Path(opening.draft).name) if opening.draft is not None else None,
+        adapter=opening.adapter[0] if opening.adapter else None,
+        sequences=opening.sequences or 1,
+        prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes is not None else 0,
+    )
+    defaults = OpenOptions._field_defaults
+    options: dict[str, Any] = {
+        key: value for key, value in opening._asdict().items() if value != defaults[key] and key != "adapter"
+    }
+    if opening.draft and Path(opening.draft).is_dir():
+        options["draft"] = str(Path(opening.draft).resolve())
+    message: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": options, "notes": list(plan.source_notes)}
+    if opening.adapter is not None:
+        message["adapter"] = [name_of_adapter, str(folder.resolve())]
+    return Subject(
+        info=info,
+        command=program_of("edgekit.apps.bench.subject_program"),
+        opening=message,
+        weight_bytes=touched_weight_bytes(plan.model, plan.recipe, plan.memory),
+        predicted=_predicted(plan),
+        takes_many=True,
+    )
+
+
+def readable(text: str) -> str:
+    """Return `text` with the undecodable bytes of a file name written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def bytes_per_token(subject: Subject, model: ModelSpec, depth: int) -> int:
+    """Return the bytes that a decode step reads: the weights, and the keys and values of every request."""
+    capacity = min(depth, subject.info.window or depth)
+    return subject.weight_bytes + subject.info.sequences * kv_bytes(model, capacity, subject.info.kv_bits)
+
+
+def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int) -> Formats:
+    """Describe the number formats of a recipe."""
+    tensors = list(model.tensors())
+    linears = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
+    embeddings = [tensor for tensor in tensors if tensor.role == "embedding"]
+    heads = [tensor for tensor in tensors if tensor.role == "head"]
+    return Formats(
+        linears=_in_words(recipe, linears),
+        embedding=_in_words(recipe, embeddings),
+        head=_in_words(recipe, heads) if heads else f"{_in_words(recipe, embeddings)}, tied",
+        bits_per_weight=round(bits_per_weight(model, recipe), 3),
+        file_bytes=file_bytes,
+        same_integers=True,
+    )
+
+
+def predicted_s(plan: Plan, workload: Workload, loads: int) -> float:
+    """Predict the seconds of a workload from the plan's speed, with repeats and the warm-ups of every process."""
+    speed = plan.speed
+    read = written = 0
+    for case in workload.cases:
+        for request in case.requests:
+            read += sum(part.tokens or len(part.text or "") // 3 for part in request.prompt)
+            written += request.output_tokens
+    once = written / max(speed.decode_tokens_per_s, 1e-3) + read / max(speed.prefill_tokens_per_s or 1.0, 1e-3)
+    return once * (workload.warmups * min(loads, workload.repeats) + workload.repeats)
+
+
+def _in_words(recipe: Recipe, tensors: Iterable[Tensor]) -> str:
+    counts: dict[str, int] = {}
+    for tensor in tensors:
+        stored = recipe.format_of(tensor)
+        if stored.is_float:
+            words = str(stored)
+        elif stored.is_native:
+            words = f"{stored.kind}, groups of {stored.group}" if stored.group else f"blocks of {stored.kind}"
+        else:
+            bits, scales = stored.kind.removeprefix("s"), _SCALES[stored.scales]
+            shared = f"groups of {stored.group}, {scales} scales" if stored.group else f"one {scales} scale a row"
+            words = f"{bits}-bit symmetric, {shared}"
+        counts[words] = counts.get(words, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{count} × {words}" for words, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _file_bytes(artifact: Artifact) -> int:
+    return sum(fact.bytes for fact in artifact.manifest.files.values())
+
+
+def _predicted(plan: Plan) -> Predicted:
+    return Predicted(
+        total_bytes=plan.estimate.total_bytes,
+        private_bytes=plan.estimate.private_bytes,
+        decode_tokens_per_s=plan.speed.decode_tokens_per_s,
+        prefill_tokens_per_s=plan.speed.prefill_tokens_per_s,
+        first_token_s=plan.speed.first_token_s,
+        basis=plan.speed.basis[:2000],
+    )

@@ -1,0 +1,160 @@
+"""`edgekit bench`: speed and memory of artifacts on this machine, and of other engines on the same integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+from pydantic import Field
+
+from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
+from edgekit.cli._opening import Opening, adapter_of
+from edgekit.cli._options import SectionedCommand, as_typed, json_option, options
+from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Loads, Repeats
+from edgekit.common.options import Option
+from edgekit.errors import InvalidInput, TargetFailed
+
+
+class BenchOptions(Frozen):
+    """The subjects of a benchmark, and how often each is measured."""
+
+    workloads: Annotated[tuple[str, ...], Option(name="workload", short="w", default="quick")] = Field(
+        default=(),
+        description="A bundled workload (agent, chat, code, endless, grid, quick, summarise) or a YAML file.",
+    )
+    against: tuple[str, ...] = Field(
+        default=(), description="Also llama.cpp, onnxruntime-genai, mlx-lm or transformers, on the same integers."
+    )
+    peer_python: str | None = Field(
+        default=None, description="The Python with the packages of --against, instead of this one."
+    )
+    weights: Path | None = Field(
+        default=None, description="The neutral weights of the first artifact, if the store lacks them."
+    )
+    repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
+    loads: Loads = Field(
+        default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
+    )
+    adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
+        default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
+    )
+    sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None,
+        description="Concurrent users; each sends all requests of a case, with a different end of the prompt.",
+    )
+    prefixes: Annotated[str | None, Option(metavar="SIZE")] = Field(
+        default=None,
+        description="Size of the prefix cache, e.g. 64MiB, that requests of one trial share; each trial starts empty.",
+    )
+
+
+_LONGEST_TITLE = 400  # characters
+
+
+class BenchOutput(Frozen):
+    """The output options of a benchmark."""
+
+    stats: bool = Field(default=False, description="Also show memory by class, and how drafting did and why.")
+    title: Annotated[str, Field(max_length=_LONGEST_TITLE)] | None = Field(
+        default=None, description="The report's title; without it, the model, the machine and the date."
+    )
+
+
+_EXAMPLES = """\b
+Examples:
+  edgekit bench my-artifact
+  edgekit bench my-artifact --against llama.cpp --html report.html
+"""
+
+
+class BenchProfile(Frozen):
+    profile: bool = Field(
+        default=False,
+        description="Instead of measuring: the time of each operator, on targets whose vendor reports it."
+        "  [workload: quick]",
+    )
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLES)
+@click.argument("artifacts", nargs=-1, required=True)
+@options(choice=BenchOptions, opening=Opening, shown=BenchOutput, files=ReportFiles, instead=BenchProfile)
+@json_option("Print one Measurement a line, and nothing else.")
+def command(
+    artifacts: tuple[str, ...],
+    choice: BenchOptions,
+    opening: Opening,
+    shown: BenchOutput,
+    files: ReportFiles,
+    instead: BenchProfile,
+    as_json: bool,
+) -> int:
+    """Measure ARTIFACTS on this machine.
+
+    Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
+    of averages. Exits with 4 if an artifact has no undisturbed figure.
+    """
+    if instead.profile:
+        from edgekit.apps.bench.commands import profiles as _profiles
+
+        others = [word for word in as_typed("choice", "opening", "shown", "files") if word.startswith("--")]
+        others = [word for word in others if word != "--workload"]
+        return _profiles.run(artifacts, choice.workloads, others, as_json=as_json)
+    from edgekit.apps.bench.artifact_subjects import OpenOptions, readable
+    from edgekit.apps.bench.machine import Machine
+    from edgekit.apps.bench.report.headline import context_of
+    from edgekit.apps.bench.report.results import Report
+    from edgekit.apps.bench.run import bench, expectations
+    from edgekit.apps.bench.workload import read_workload
+
+    files.check()
+    for name, value in (("--peer-python", choice.peer_python), ("--weights", choice.weights)):
+        if value is not None and not choice.against:
+            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it out")
+    opened = OpenOptions(
+        context=opening.context,
+        window=opening.window,
+        sinks=opening.sinks,
+        keep=opening.keep,
+        exact=opening.exact,
+        draft=None if opening.draft == "off" else opening.draft,
+        memory=opening.memory,
+        kv_bits=opening.kv_bits,
+        gpu_layers=opening.gpu_layers,
+        on_pressure="refuse" if opening.memory is not None else None,
+        sequences=choice.sequences,
+        prefixes=choice.prefixes,
+        adapter=adapter_of(choice.adapter) if choice.adapter is not None else None,
+    )
+    workloads = [read_workload(name) for name in choice.workloads or ("quick",)]
+    if choice.repeats is not None:
+        workloads = [each.model_copy(update={"repeats": choice.repeats}) for each in workloads]
+    machine, measurements = Machine(), []
+    for line in expectations(artifacts, workloads, choice.loads, machine):
+        click.echo(line, err=True)
+    with progress_display(as_json=False) as progress:
+        for workload in workloads:
+            measurements += bench(
+                artifacts,
+                workload,
+                opening=opened,
+                against=choice.against,
+                peer_python=choice.peer_python,
+                weights=choice.weights,
+                loads=choice.loads,
+                machine=machine,
+                progress=progress,
+            )
+    title = readable(shown.title) if shown.title is not None else context_of(measurements)[:_LONGEST_TITLE]
+    files.write(Report(title=title, measurements=tuple(measurements)))
+    if not as_json and all(each.status == "failed" for each in measurements):
+        raise TargetFailed(measurements[0].why)
+    if as_json:
+        for each in measurements:
+            click.echo(each.model_dump_json())
+    else:
+        show_measurements(measurements, stats=shown.stats)
+    own = [each for each in measurements if each.subject.artifact_sha256 is not None]
+    return 0 if all(each.status == "valid" for each in own) else 4

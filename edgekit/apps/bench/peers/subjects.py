@@ -1,0 +1,170 @@
+"""Peers as subjects of a benchmark: the artifact's own integers, written for another engine."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from edgekit.apps.bench.artifact_subjects import formats_of
+from edgekit.apps.bench.measurement import SubjectInfo
+from edgekit.apps.bench.peers import folders
+from edgekit.apps.bench.subject import Subject
+from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.rebuilding import stored_weights
+from edgekit.common.content_store import ContentStore, Hold
+from edgekit.common.files import home
+from edgekit.common.log import log
+from edgekit.contracts.neutral import NeutralWeights, weights_store
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recipe import Format, Recipe, Rule
+from edgekit.errors import EdgekitError, InvalidInput, UnknownName
+from edgekit.model.source import open_source
+from edgekit.planner.speed import touched_weight_bytes
+from edgekit.quant.neutral_gguf import write_neutral_gguf
+from edgekit.quant.pipeline import neutral_weights
+
+_WRITER = 2  # raise it when the same weights give other files
+_HOLDS: list[Hold] = []  # of written folders: processes open them until this one ends
+_PROGRAM = Path(__file__).with_name("program.py")
+
+
+class Peer(NamedTuple):
+    """Another engine: the writer of its files, and the formats that it stores."""
+
+    file: str  # the file that it opens in the written folder; "" for the folder itself
+    write: Callable[[NeutralWeights, Path, int], None]
+    stores: Callable[[Recipe], Recipe]  # the recipe as the peer stores it
+    memory: MemoryFacts
+    needs: str  # the packages to install
+    float_bits: int
+
+
+def _in_blocks(recipe: Recipe) -> Recipe:
+    rules = tuple(
+        rule.model_copy(update={"format": Format(kind="s4", group=32)}) if rule.format.kind == "s4" else rule
+        for rule in recipe.rules
+    )
+    return recipe.model_copy(update={"rules": rules})
+
+
+def _float(recipe: Recipe) -> Recipe:
+    float32 = Format(kind="float32")
+    return Recipe(name=recipe.name, rules=(Rule(pattern="*", format=float32),), float_format=float32)
+
+
+def _float_ends(recipe: Recipe) -> Recipe:
+    float32 = Format(kind="float32")
+    ends = tuple(Rule(pattern=pattern, format=float32) for pattern in ("*embed_tokens*", "*lm_head"))
+    return recipe.model_copy(update={"rules": ends + recipe.rules, "float_format": float32})
+
+
+def _facts(scale_bits: int, row_group: int | None, bias_bits: int = 0, float_bits: int | None = None) -> MemoryFacts:
+    return MemoryFacts(
+        mapped_share=0.0, private_share=1.0, runtime_bytes=0, scale_bits=scale_bits, bias_bits=bias_bits,
+        row_group=row_group, float_bits=float_bits, source="the layout that is written for it",
+    )  # fmt: skip
+
+
+PEERS: dict[str, Peer] = {
+    "llama.cpp": Peer(
+        "model.gguf",
+        lambda weights, folder, context: write_neutral_gguf(weights, folder / "model.gguf", context),
+        _in_blocks, _facts(16, 32), "llama-cpp-python", 32,
+    ),
+    "onnxruntime-genai": Peer(
+        "", lambda weights, folder, context: folders.write_olive(weights, folder),
+        _float_ends, _facts(32, None), "onnxruntime-genai", 32,
+    ),
+    "mlx-lm": Peer(
+        "", lambda weights, folder, context: folders.write_mlx(weights, folder),
+        lambda recipe: recipe, _facts(32, 128, 32, 32), "mlx-lm", 32,
+    ),
+    "transformers": Peer(
+        "", lambda weights, folder, context: folders.write_float(weights, folder),
+        _float, _facts(32, None), "transformers torch", 32,
+    ),
+}  # fmt: skip
+
+
+def peer_of(
+    name: str,
+    artifact: Artifact,
+    weights: NeutralWeights,
+    *,
+    context: int,
+    python: str | None = None,
+    store: ContentStore | None = None,
+) -> Subject:
+    """Return the subject of a peer on an artifact's weights; the peer's files are written once and cached."""
+    peer = known_peer(name)
+    key = hashlib.sha256(f"{_WRITER} {name} {weights.sha256} {context}".encode()).hexdigest()
+    folder, hold = (store or ContentStore(home() / "peers")).hold(
+        key, lambda folder: peer.write(weights, folder, context), _whole
+    )
+    _HOLDS.append(hold)
+    recipe = peer.stores(weights.recipe)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    plan = artifact.plan
+    return Subject(
+        info=SubjectInfo(
+            name=name,
+            engine=name,
+            engine_version="",
+            model=weights.model.name,
+            recipe=weights.recipe.name,
+            formats=formats_of(weights.model, recipe, size),
+            weights_sha256=weights.sha256,
+            threads=plan.threads,
+            context=context,
+            kv_bits=0,
+        ),
+        command=(python or sys.executable, str(_PROGRAM), name),
+        opening={
+            "files": str(folder / peer.file),
+            "context": context,
+            "threads": plan.threads,
+            "float_bits": peer.float_bits,
+        },
+        weight_bytes=touched_weight_bytes(weights.model, recipe, peer.memory),
+        fix=f"pip install {peer.needs}, or name a Python that has it with --peer-python",
+    )
+
+
+def known_peer(name: str) -> Peer:
+    if name not in PEERS:
+        raise UnknownName("peer", name, PEERS)
+    return PEERS[name]
+
+
+def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStore | None = None) -> NeutralWeights:
+    """Return the neutral weights of an artifact: the given ones, from the store, or quantised again."""
+    expected = artifact.manifest.weights_sha256
+    if given is not None:
+        weights = NeutralWeights.open(given)
+        if weights.sha256 != expected:
+            raise InvalidInput(
+                f"--weights {given}: are not the weights of {artifact.folder}; give those from which it was packed"
+            )
+        return weights
+    stored = store or weights_store()
+    return stored_weights(stored, expected, log.warning) or _make_again(artifact, stored)
+
+
+def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
+    plan, fix = artifact.plan, "give the folder with --weights"
+    try:
+        source = open_source(plan.model_source, need_weights=True, offline=True)
+    except EdgekitError as error:
+        raise InvalidInput(f"{artifact.folder}: its neutral weights are not in the store; {fix} ({error})") from error
+    weights = neutral_weights(source, plan.recipe, store=store)
+    if weights.sha256 != artifact.manifest.weights_sha256:
+        raise InvalidInput(f"{artifact.folder}: {plan.model_source} now gives different weights (calibrated?); {fix}")
+    return weights
+
+
+def _whole(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        raise InvalidInput(f"{folder}: is empty")

@@ -1,0 +1,140 @@
+"""Benchmarks artifacts and peers on this machine: prepares the subjects and runs the workload on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgekit.apps.bench.artifact_subjects import OpenOptions, predicted_s, subject_of_artifact
+from edgekit.apps.bench.conditions import conditions
+from edgekit.apps.bench.energy import meter
+from edgekit.apps.bench.machine import CONTENDED_SHARE, Machine
+from edgekit.apps.bench.measurement import Conditions, Measurement
+from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
+from edgekit.apps.bench.prompts import encoder_of
+from edgekit.apps.bench.trials import LOADS, BenchRun, PreparedSubject
+from edgekit.apps.bench.workload import Workload
+from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.common.progress import Progress
+from edgekit.device.detect import readings
+from edgekit.device.detect.surroundings import local_host
+from edgekit.errors import InvalidInput
+
+_OPENING_S = 1.5  # of one process, for the estimate before a run
+
+
+def bench(
+    artifacts: Sequence[str | Path],
+    workload: Workload,
+    *,
+    opening: OpenOptions | None = None,
+    against: Sequence[str] = (),
+    peer_python: str | None = None,
+    weights: Path | None = None,
+    loads: int = LOADS,
+    machine: Machine | None = None,
+    progress: Progress,
+) -> list[Measurement]:
+    """Measure every artifact, and every peer on the integers of the first one, on the same workload.
+
+    Args:
+        opening: how artifacts are opened; without context and window, the workload's apply.
+        against: names of peers, e.g. "llama.cpp".
+        peer_python: the Python that has the peers installed; None: this one.
+        weights: the neutral weights of the first artifact; None: from the store, or quantised again.
+        loads: fresh processes per subject.
+    """
+    if not artifacts:
+        raise InvalidInput("name at least one artifact")
+    opened = _opening(opening or OpenOptions(), workload)
+    subjects = [_subject(path, opened) for path in artifacts]
+    names = [subject.subject.info.name for subject in subjects]
+    if len(set(names)) < len(names):
+        subjects = [_subject(path, opened, Path(path).name) for path in artifacts]
+    subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python, weights)
+    machine = machine or Machine()
+    measurements = BenchRun(
+        subjects,
+        workload,
+        machine,
+        meter(),
+        lambda: measure_conditions(machine),
+        loads=loads,
+        is_busy=_is_busy(machine.others_share()),
+        progress=progress,
+    ).run()
+    machine.remember()
+    return measurements
+
+
+def expectations(
+    artifacts: Sequence[str | Path], workloads: Sequence[Workload], loads: int = LOADS, machine: Machine | None = None
+) -> list[str]:
+    """Return notes to show before a run: its predicted duration, and a warning if the machine is busy."""
+    plans = [open_artifact(path).plan for path in artifacts]
+    seconds = sum(predicted_s(plan, workload, loads) for plan in plans for workload in workloads)
+    seconds += _OPENING_S * len(plans) * len(workloads) * loads
+    names = ", ".join(workload.name for workload in workloads)
+    lines = [f"workload {names}: about {_duration(seconds)} on an idle machine"]
+    busy = busy_note(machine or Machine())
+    return [*lines, busy] if busy is not None else lines
+
+
+def busy_note(machine: Machine) -> str | None:
+    """Return a warning if other programs use this machine now."""
+    share = machine.others_share()
+    if share is None or not _is_busy(share):
+        return None
+    return (
+        f"this machine is busy: other programs use {share:.0%} of its cores; disturbed figures are marked with ~, "
+        "and trials are not repeated"
+    )
+
+
+def _is_busy(others_share: float | None) -> bool:
+    return others_share is not None and others_share > CONTENDED_SHARE
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def measure_conditions(machine: Machine) -> Conditions:
+    """Return the machine's current conditions; this measures reading memory and multiplying matrices."""
+    host = local_host(measure_again=True)
+    speed = host.speed(machine.cores, readings.last_cache_bytes(host.read), host.physical_memory() or 1 << 30)
+    reads, multiplies = round(speed.read_gb_s, 2), round(speed.fp32_tflops, 4)
+    return conditions(canary_s=machine.best_s, cores=machine.cores, read_gb_s=reads, fp32_tflops=multiplies)
+
+
+def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
+    """Complete the options by the workload's context and window, unless the caller gave one of them."""
+    if given.context is not None or given.window is not None:
+        return given
+    return given._replace(context=workload.context, window=workload.window, sinks=given.sinks or workload.sinks)
+
+
+def _subject(path: str | Path, opening: OpenOptions, name: str | None = None) -> PreparedSubject:
+    artifact = open_artifact(path)
+    return PreparedSubject(subject_of_artifact(path, opening, name), artifact.plan.model, encoder_of(artifact))
+
+
+def _peers(
+    artifact: Artifact, first: PreparedSubject, names: Sequence[str], python: str | None, given: Path | None
+) -> list[PreparedSubject]:
+    for name in names:
+        known_peer(name)
+    if not names:
+        return []
+    info = first.subject.info
+    for option, is_given in (
+        ("--window", info.window is not None),
+        ("--sequences", info.sequences > 1),
+        ("--adapter", info.adapter is not None),
+        ("--prefixes", info.prefix_bytes > 0),
+    ):
+        if is_given:
+            raise InvalidInput(f"{option}: peers cannot be opened with it; bench against them without it")
+    weights = weights_of(artifact, given)
+    context = first.subject.info.context
+    return [first._replace(subject=peer_of(name, artifact, weights, context=context, python=python)) for name in names]

@@ -1,0 +1,118 @@
+"""Writes the hand-over folder: weights, the server's files, a README, a smoke test and the plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.apps.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
+from edgekit.apps.handover.int8_inputs import write_int8
+from edgekit.apps.handover.readme import readme
+from edgekit.apps.handover.reference import ServedWeights, reference_answers
+from edgekit.apps.handover.server_plan import ServerName, ServerPlan
+from edgekit.artifact.artifact import staging_for
+from edgekit.artifact.sealed_head import hand_over_head
+from edgekit.artifact.weights_copy import copy_weights
+from edgekit.common.files import sync_folder, write_file
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights, is_neutral
+from edgekit.contracts.recipe import weight_bytes
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.lora import copy_adapter
+from edgekit.model.source import ModelSource
+
+if TYPE_CHECKING:
+    import torch
+
+FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
+    "vllm": vllm.files,
+    "sglang": sglang.files,
+    "ray": ray_serve.files,
+    "kserve": kserve.files,
+    "dynamo": dynamo.files,
+}
+_NEUTRAL = "neutral"  # while the bundle is written: the weights from which those with 8-bit inputs are made
+# (model as named by the caller, folder to write) → its weights
+WriteWeights = Callable[[str, Path], ServedWeights]
+
+
+def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
+    """Return the text files of the bundle. Raises before any work if the bundle cannot be written."""
+    if output.exists() or output.is_symlink():
+        raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
+    if source.spec.exportable and not is_neutral(source.folder):
+        raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
+    if plan.model.layer_scalars:
+        raise Unsupported(
+            f"{source.given}: no server was seen to load {plan.model.family} in this form; --dry-run plans it"
+        )
+    names = vllm.adapter_names(plan)
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"--adapter: two folders have one name among {', '.join(names)}; rename one of them")
+    return FILES[plan.server](plan)
+
+
+def write_bundle(
+    plan: ServerPlan,
+    source: ModelSource,
+    texts: dict[str, str],
+    output: Path,
+    write_weights: WriteWeights,
+    progress: Progress,
+) -> None:
+    """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
+    staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
+    try:
+        rounds_inputs = plan.activation_format == "int8"
+        first = staging / _NEUTRAL if rounds_inputs else staging
+        weights = _weights(source, first / "weights", write_weights)
+        if plan.draft is not None:
+            write_weights(plan.draft, first / "draft")
+        if plan.drafter is not None:
+            hand_over_head(Path(plan.drafter), plan.model, staging / "drafter")
+        for folder in sorted(first.iterdir()) if rounds_inputs else ():
+            write_int8(NeutralWeights.open(folder), staging / folder.name)
+        for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
+            copy_adapter(Path(path), staging / "adapters" / name)
+        written = texts | {
+            "reference.json": reference_answers(weights, plan, progress).model_dump_json(indent=1) + "\n",
+            "smoke_test.py": Path(smoke_test.__file__).read_text(),
+            "plan.json": plan.to_json(),
+            "README.md": readme(plan, sorted(texts)),
+        }
+        for name, text in written.items():
+            write_file(staging / name, text.encode())
+        if rounds_inputs:
+            shutil.rmtree(first)
+        sync_folder(staging)
+        staging.rename(output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    sync_folder(output.absolute().parent)
+
+
+def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> ServedWeights:
+    folder.parent.mkdir(exist_ok=True)
+    if not is_neutral(source.folder):
+        return write_weights(source.given, folder)
+    copy_weights(NeutralWeights.open(source.folder, verify=True), folder)
+    return NeutralReader(NeutralWeights.open(folder))
+
+
+class NeutralReader:
+    """Neutral weights, for the reference decoder."""
+
+    def __init__(self, weights: NeutralWeights) -> None:
+        self.folder, self.model, self.recipe = weights.folder, weights.model, weights.recipe
+        self._weights = weights
+
+    def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        import numpy as np
+        import torch
+
+        if rows is None:
+            return torch.from_numpy(np.array(self._weights.tensor(name)))
+        return torch.from_numpy(np.array(self._weights.dequantised(name.removesuffix(".weight"), rows)))

@@ -1,0 +1,139 @@
+"""`edgekit handover`: weights and files for another project's server, planned before a GPU is rented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import click
+from pydantic import Field
+
+import edgekit
+from edgekit.apps.handover.bundle import NeutralReader, check_bundle, write_bundle
+from edgekit.apps.handover.fp8 import write_fp8
+from edgekit.apps.handover.make import plan_server, recipe_for
+from edgekit.apps.handover.reference import ServedWeights
+from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
+from edgekit.apps.handover.servers.request import ServerRequest
+from edgekit.apps.handover.servers.table import LAYOUT_HEAD, layout_rows
+from edgekit.cli._calibrating import Calibrating, announce
+from edgekit.cli._console import draw
+from edgekit.cli._options import options
+from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
+from edgekit.common.progress import Progress
+from edgekit.common.units import show_bytes
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.errors import DoesNotFit, InvalidInput
+from edgekit.model.source import open_source
+
+
+class HandoverOutput(Frozen):
+    """The folder to write, and the output format."""
+
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="The folder to write; it must not exist."
+    )
+    dry_run: bool = Field(default=False, description="Plan only: write nothing and read no weights.")
+    all: bool = Field(default=False, description="List every layout that was not taken, with the reason.")
+    json_: Annotated[bool, Option(name="json")] = Field(default=False, description="Print the plan as JSON.")
+
+
+@click.command()
+@click.argument("model")
+@options(request=ServerRequest, calibrating=Calibrating, shown=HandoverOutput)
+def command(model: str, request: ServerRequest, calibrating: Calibrating, shown: HandoverOutput) -> None:
+    """Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.
+
+    MODEL is a Hugging Face folder, a .gguf file, a hub id, or neutral weights of `edgekit quantize --handover`. The
+    GPUs need not be here: memory and speed are predicted. Exit code 3: no layout carries the load; every one is then
+    listed with the number that failed and the smallest change that would make it pass.
+    """
+    if (shown.output is None) != shown.dry_run:
+        raise InvalidInput("give --output DIR, or --dry-run to plan only")
+    if request.recipe is not None and request.recipe.is_fp8():
+        given = ("calibrate", "method", "effort", "compute")
+        if named := [f"--{name}" for name in given if getattr(calibrating, name) is not None]:
+            why = "rounds each value alone; leave out " + " and ".join(named)
+            raise InvalidInput(f"recipe {request.recipe.name}: {why}")
+    source = open_source(model, need_weights=not shown.dry_run)
+    try:
+        plan = plan_server(source, request)
+    except DoesNotFit as error:
+        rejected = [each for tried in error.rejected.values() for each in tried]
+        if not shown.json_:
+            _draw_layouts(rejected)
+            raise DoesNotFit(str(error)) from error
+        every = [each.model_dump(mode="json") for each in rejected]
+        click.echo(json.dumps({"error": str(error), "rejected": every}, indent=1))
+        raise SystemExit(error.exit_code) from error
+    texts = check_bundle(plan, source, shown.output) if shown.output is not None else {}
+    if shown.json_:
+        click.echo(plan.to_json().rstrip())
+    else:
+        _print_plan(plan, shown.all)
+    if shown.output is not None:
+        with progress_display() as progress:
+            write = partial(_quantised, request=request, calibrating=calibrating, progress=progress)
+            write_bundle(plan, source, texts, shown.output, write, progress)
+        if not shown.json_:
+            click.echo(f"written to {shown.output}; its README.md has the commands")
+
+
+def _quantised(
+    model: str, folder: Path, *, request: ServerRequest, calibrating: Calibrating, progress: Progress
+) -> ServedWeights:
+    """Quantise a model into a folder, in the format that servers load."""
+    if request.recipe is not None and request.recipe.is_fp8():
+        source = open_source(model, need_weights=True)
+        return write_fp8(source, recipe_for(source, request.recipe), folder, progress)
+    weights = edgekit.quantize(
+        model,
+        request.recipe,
+        folder,
+        calibrate=calibrating.calibrate,
+        method=calibrating.method,
+        effort=calibrating.effort,
+        compute=calibrating.compute,
+        handover=True,
+        store=calibrating.store,
+        announce=announce,
+        progress=progress,
+    )
+    weights.release()
+    return NeutralReader(NeutralWeights.open(folder))
+
+
+def _print_plan(plan: ServerPlan, with_rejected: bool) -> None:
+    memory, speed, layout = plan.memory, plan.speed, plan.layout
+    classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in memory.classes if size)
+    per_copy = f", {plan.sequences_each} a copy" if layout.data > 1 else ""
+    lines = [
+        f"{plan.server}: {plan.model.name} as {plan.recipe.name} on {plan.gpu}x{layout.gpus}, {layout}",
+        f"  memory   {show_bytes(memory.total_bytes)} a GPU = {classes}",
+        f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}",
+        f"  cache    {plan.sequences} × {plan.context:,} tokens asked{per_copy}; a copy holds {plan.kv_tokens:,}",
+        f"  speed    {speed.tokens_per_s_each:g} tok/s each, {speed.tokens_per_s_all:g} together,"
+        f" first token after {speed.first_token_s:g} s",
+    ]
+    if plan.transfer_bytes is not None:
+        lines.append(f"  travels  {show_bytes(plan.transfer_bytes)} of KV from prefill to decode for each request")
+    lines += [f"  note     {note}" for note in plan.notes]
+    lines.append("  all figures are predictions: none was measured on these GPUs")
+    click.echo("\n".join(lines))
+    if with_rejected:
+        click.echo()
+        _draw_layouts(plan.rejected)
+    elif plan.rejected:
+        failed = sum(1 for each in plan.rejected if each.failures)
+        click.echo(
+            f"  others   {len(plan.rejected) - failed} fit and {failed} do not; --all lists them with the reason"
+        )
+
+
+def _draw_layouts(layouts: Sequence[RejectedLayout]) -> None:
+    draw(LAYOUT_HEAD, [row for each in layouts for row in layout_rows(each)], wraps_at=LAYOUT_HEAD[-1])

@@ -1,0 +1,48 @@
+"""The catalogue of data-centre GPUs, and groups of them in the notation `H100x4`."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from edgekit.apps.handover.gpu import GpuProfile
+from edgekit.common.parsing import read_yaml
+from edgekit.device.catalogue import builtin_folder
+from edgekit.errors import InvalidInput, UnknownName, quote_short
+
+MOST_GPUS = 1024
+_GROUP = re.compile(r"([a-z0-9-]{1,64}?)(?:x([1-9][0-9]{0,3}))?", re.ASCII)
+
+
+class GpuGroup(NamedTuple):
+    """`size` GPUs of one kind, joined by the links of the profile."""
+
+    gpu: GpuProfile
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.gpu.name}x{self.size}"
+
+
+def all_gpus() -> dict[str, GpuProfile]:
+    """Read every profile of a GPU, by name."""
+    folder = builtin_folder() / "gpus"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    profiles = (read_yaml(file, GpuProfile) for file in files)
+    return {profile.name: profile for profile in profiles}
+
+
+def gpu_group(text: str) -> GpuGroup:
+    """Parse `H100x4`, or `H100` for one. Raises `InvalidInput`, or `UnknownName` with the known GPUs."""
+    match = _GROUP.fullmatch(text.lower().replace("_", "-"))
+    if match is None:
+        raise InvalidInput(f"--gpu {quote_short(text)}: write the GPU and how many of it, such as H100x4")
+    known = all_gpus()
+    # Both sizes of the A100 have their own names.
+    name = "a100-80gb" if match[1] in ("a100", "a100-80") else "a100-40gb" if match[1] == "a100-40" else match[1]
+    if name not in known:
+        raise UnknownName("GPU", match[1], known)
+    count = int(match[2] or 1)
+    if count > MOST_GPUS:
+        raise InvalidInput(f"--gpu {quote_short(text)}: more than {MOST_GPUS} GPUs")
+    return GpuGroup(known[name], count)

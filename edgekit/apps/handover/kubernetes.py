@@ -1,0 +1,27 @@
+"""Common parts of Kubernetes resources: names, GPUs, and the volume claim that holds the bundle."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from edgekit.apps.handover.server_plan import ServerPlan
+
+CLAIM = "models"  # the persistent volume claim to which the bundle is copied
+
+
+def kubernetes_name(plan: ServerPlan) -> str:
+    """Return the model's name in the characters that Kubernetes allows."""
+    name = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")[:50].strip("-")
+    return name if name[:1].isalpha() else f"model-{name}".rstrip("-")
+
+
+def gpu_resources(plan: ServerPlan, count: int) -> dict[str, Any]:
+    """Return the requests and limits of `count` GPUs."""
+    kind = "amd.com/gpu" if plan.gpu.startswith("mi") else "nvidia.com/gpu"
+    return {"limits": {kind: str(count)}, "requests": {kind: str(count)}}
+
+
+def volume(name: str) -> dict[str, Any]:
+    """Return the volume of the claim with the bundle."""
+    return {"name": name, "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}

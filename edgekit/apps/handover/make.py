@@ -1,0 +1,120 @@
+"""Makes a server plan from the names of a model and of GPUs. Writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgekit.apps.handover.gpus import gpu_group
+from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs
+from edgekit.apps.handover.server_plan import ServerPlan
+from edgekit.apps.handover.servers.layouts import ServerSubject
+from edgekit.apps.handover.servers.request import ServerRequest
+from edgekit.apps.handover.servers.resolver import resolve_server
+from edgekit.contracts.neutral import is_neutral, read_manifest
+from edgekit.contracts.recipe import RECIPES, Recipe, budget_bytes
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.heads import read_head_spec
+from edgekit.model.lora import read_adapter
+from edgekit.model.same_vocabulary import check_same_vocabulary
+from edgekit.model.source import ModelSource, open_source
+from edgekit.model.spec import ModelSpec
+from edgekit.quant.own_integers import recipe_of
+from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_model, refuse_split
+
+_DEFAULT_GPU = "H100"
+
+
+def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
+    """Return the plan of a server. Raises `DoesNotFit` with every layout and its failed requirement."""
+    model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
+    refuse_model(model, source.given)
+    recipe = recipe_for(source, request.recipe)
+    if request.activation_format == "int8":
+        _refuse_int8(model, recipe)
+    draft = None if request.draft is None else _draft(source, model, request.draft)
+    if request.drafter is not None and request.draft is not None:
+        raise InvalidInput(
+            f"--drafter {request.drafter}: a server drafts with one of --draft and --drafter; leave out one"
+        )
+    if request.drafter is not None and request.to == "sglang":
+        raise Unsupported(
+            f"--drafter {request.drafter}: is written in the layout of speculators, which SGLang does not read; give "
+            "it a head in the layout LlamaForCausalLMEagle3 by hand"
+        )
+    head = None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder)
+    if head is not None and head.kind == "assistant":
+        raise Unsupported(
+            f"--drafter {request.drafter}: no bundle with an assistant was ever served; leave out --drafter, and name "
+            "the assistant's own folder in vLLM's --speculative-config by hand"
+        )
+    if head is not None and head.kind == "mtp":
+        raise Unsupported(
+            f"--drafter {request.drafter}: vLLM reads an MTP part from the model's own checkpoint, and a bundle leaves"
+            " it out; leave out --drafter, or serve the checkpoint itself"
+        )
+    subject = ServerSubject(
+        model=model,
+        source=source.given,
+        config_sha256=source.config_sha256,
+        recipe=recipe,
+        draft=draft,
+        drafter=head,
+        adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
+        notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
+    )
+    groups = [gpu_group(text) for text in request.gpus or (_DEFAULT_GPU,)]
+    return resolve_server(subject, groups, request)
+
+
+def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
+    """Return a draft model, whose tokens must be those of the model."""
+    draft = open_source(name)
+    if draft.spec.vocab_size != model.vocab_size:
+        raise InvalidInput(
+            f"--draft {name}: has a vocabulary of {draft.spec.vocab_size} tokens and {source.given} of"
+            f" {model.vocab_size}; servers need the same one"
+        )
+    if all((each.folder / "tokenizer.json").exists() for each in (source, draft)):  # a config alone can be planned too
+        check_same_vocabulary(source.folder, draft.folder)
+    return draft.spec
+
+
+def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:
+    """Refuse 8-bit inputs for a recipe without integers that take them. A budget may promote linears to such."""
+    if budget_bytes(recipe, model) is None and not modules_with_int8_inputs(model, recipe):
+        raise InvalidInput(
+            f"--activation-format int8: recipe {recipe.name} stores no linear as s8 with one scale a row;"
+            " leave it out, or choose --recipe s8 or balanced"
+        )
+
+
+def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
+    """Return the recipe in a form that servers load: embedding and head in float."""
+    if is_neutral(source.folder):
+        manifest = read_manifest(source.folder)
+        if asked is not None and asked.name not in (manifest.recipe.name, "keep"):
+            raise InvalidInput(
+                f"{source.given}: is quantised already, as {manifest.recipe.name}; leave out --recipe {asked.name},"
+                " or give the float model"
+            )
+        if not is_for_servers(manifest.recipe, manifest.model):
+            raise Unsupported(
+                f"{source.given}: its embedding or head is quantised, which servers cannot load; give the float model,"
+                " or weights of `edgekit quantize --handover`"
+            )
+        refuse_split(manifest.model, manifest.recipe)
+        return manifest.recipe
+    recipe = recipe_of(source, asked) or RECIPES["balanced"]
+    if recipe.keeps:
+        raise InvalidInput(f"{source.given}: keeps its own integers ({recipe.keeps}); choose a --recipe")
+    if recipe.is_native():
+        raise Unsupported(
+            f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
+        )
+    if recipe.is_fp8() and any(rule.format.kind in ("s4", "s8") for rule in recipe.rules):
+        raise Unsupported(
+            f"recipe {recipe.name}: mixes fp8 with integers, which no server was seen to load; choose one"
+        )
+    recipe = handover(recipe)
+    refuse_split(source.spec, recipe)
+    return recipe

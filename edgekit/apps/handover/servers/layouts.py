@@ -1,0 +1,211 @@
+"""Predicts memory and speed of every layout of a model on a group of GPUs, with the requirements that it misses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from edgekit.apps.handover.gpus import GpuGroup
+from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerName, ServerSpeed
+from edgekit.apps.handover.servers.ranks import kv_bits, misfits, rank_memory, rank_model
+from edgekit.apps.handover.servers.request import ServerRequest
+from edgekit.apps.handover.servers.speed import predict_speed, prefill_seconds
+from edgekit.common.units import show_bytes
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.head_spec import HeadSpec
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.candidates import Violation
+from edgekit.planner.memory import kv_bytes
+
+_WITHOUT_INT8 = ("blackwell",)  # vLLM's page "INT8 W8A8": not from compute capability 10 on
+MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine
+
+
+class ServerFacts(NamedTuple):
+    """The facts about a server that the planner needs."""
+
+    engine: ServerName  # the engine that holds the model: the server itself, or the one that it starts
+    memory_share: float  # share of each GPU's memory that the server may use
+    uneven_experts: bool  # True: GPUs may hold different numbers of experts
+    source: str
+
+
+_VLLM = ServerFacts("vllm", 0.92, True, "vLLM 0.32.0: gpu_memory_utilization 0.92, determine_expert_map")
+SERVERS: dict[ServerName, ServerFacts] = {
+    "vllm": _VLLM,
+    "sglang": ServerFacts("sglang", 0.85, False, "SGLang 0.5.23: mem_fraction_static, set below 0.9 for CUDA graphs"),
+    "ray": _VLLM,
+    "kserve": _VLLM,
+    "dynamo": _VLLM,
+}
+
+
+class ServerSubject(NamedTuple):
+    """The model to serve, its recipe, and the models beside it."""
+
+    model: ModelSpec
+    source: str
+    config_sha256: str
+    recipe: Recipe
+    draft: ModelSpec | None = None
+    drafter: HeadSpec | None = None
+    adapter_rank: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Load(NamedTuple):
+    """The context and the concurrency that a layout is priced for; a search for fixes changes one of them."""
+
+    context: int
+    sequences: int
+    kv_format: KVFormat
+
+
+class LayoutCandidate(NamedTuple):
+    """A layout on a group of GPUs, with its predicted memory and speed."""
+
+    group: GpuGroup
+    layout: ParallelLayout
+    load: Load
+    memory: RankMemory | None  # None: the layout does not divide the model
+    speed: ServerSpeed | None
+    requests_per_s: float  # throughput of a split into prefill and decode; 0 without one
+    violations: tuple[Violation, ...]
+
+
+def layouts_of(subject: ServerSubject, count: int, request: ServerRequest) -> Iterator[ParallelLayout]:
+    """Yield every division of `count` GPUs into tensor, pipeline, data and expert parallelism."""
+    for tensor in _divisors(count):
+        for pipeline in _divisors(count // tensor):
+            data = count // tensor // pipeline
+            for experts in _expert_choices(subject.model, tensor * data, request):
+                base = ParallelLayout(tensor=tensor, pipeline=pipeline, data=data, experts=experts)
+                if not request.disaggregate:
+                    yield base
+                for prefill in range(1, data) if request.disaggregate else ():
+                    yield base.model_copy(update={"prefill": prefill})
+
+
+def _expert_choices(model: ModelSpec, group: int, request: ServerRequest) -> tuple[bool, ...]:
+    if model.experts is None or group == 1:
+        return (False,)
+    return (True,) if request.expert_parallel else (False, True)
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
+
+
+def budget_bytes(group: GpuGroup, server: ServerName) -> int:
+    """Return the bytes of one GPU that the server may fill."""
+    return int(group.gpu.memory.value * SERVERS[server].memory_share)
+
+
+def price_layout(
+    subject: ServerSubject, group: GpuGroup, layout: ParallelLayout, load: Load, request: ServerRequest
+) -> LayoutCandidate:
+    """Predict memory and speed of a layout under a load, and collect the requirements it misses."""
+    model, recipe = subject.model, subject.recipe
+    facts = SERVERS[request.to]
+    violations = [*_machine(layout), *_formats(group, recipe, load, request)]
+    divides = list(misfits(model, recipe, layout, uneven_experts=facts.uneven_experts))
+    if subject.draft is not None:
+        beside = misfits(subject.draft, recipe, layout, uneven_experts=facts.uneven_experts)
+        divides += [Violation(each.what, f"draft: {each.found}", each.allowed) for each in beside]
+    if divides:
+        return LayoutCandidate(group, layout, load, None, None, 0.0, (*violations, *divides))
+    each = -(-load.sequences // layout.decoders)
+    memory = rank_memory(
+        model,
+        recipe,
+        layout,
+        context=load.context,
+        sequences=each,
+        kv_format=load.kv_format,
+        draft=subject.draft,
+        drafter=subject.drafter,
+        adapters=len(request.adapters),
+        adapter_rank=subject.adapter_rank,
+    )
+    speed = predict_speed(
+        model,
+        recipe,
+        layout,
+        memory,
+        group.gpu,
+        context=load.context,
+        sequences=load.sequences,
+        kv_format=load.kv_format,
+    )
+    violations += _limits(subject, group, load, memory, speed, each, request)
+    return LayoutCandidate(
+        group, layout, load, memory, speed, _sustained(model, group, layout, load, speed), tuple(violations)
+    )
+
+
+def _machine(layout: ParallelLayout) -> Iterator[Violation]:
+    if layout.tensor > MACHINE_GPUS:
+        yield Violation("links", f"tensor parallel over {layout.tensor} GPUs", f"the {MACHINE_GPUS} of one machine")
+
+
+def _formats(group: GpuGroup, recipe: Recipe, load: Load, request: ServerRequest) -> Iterator[Violation]:
+    """Refuse FP8 and 8-bit integer arithmetic on a GPU without it."""
+    on_gpu = f"on {group.gpu.name}, which is {group.gpu.architecture}"
+    if group.gpu.fp8_tflops is None and (load.kv_format == "fp8" or recipe.is_fp8()):
+        what = "a KV cache in FP8" if load.kv_format == "fp8" else f"recipe {recipe.name}"
+        yield Violation("fp8", f"{what} {on_gpu}", "a GPU with FP8")
+    if request.activation_format == "int8" and group.gpu.architecture in _WITHOUT_INT8:
+        yield Violation("int8", f"8-bit activations {on_gpu}", "a GPU with kernels for them")
+
+
+def _limits(
+    subject: ServerSubject,
+    group: GpuGroup,
+    load: Load,
+    memory: RankMemory,
+    speed: ServerSpeed,
+    each: int,
+    request: ServerRequest,
+) -> Iterator[Violation]:
+    if load.context > subject.model.max_positions:
+        yield Violation("context", f"{load.context:,} tokens", f"{subject.model.max_positions:,} tokens")
+    budget = budget_bytes(group, request.to)
+    beside = memory.total_bytes - memory.kv_bytes
+    if beside > budget:
+        yield Violation("memory", f"{show_bytes(beside)} a GPU before any KV", show_bytes(budget))
+    elif memory.total_bytes > budget:
+        found = f"{show_bytes(memory.kv_bytes)} a GPU for {each} × {load.context:,} tokens"
+        yield Violation("KV", found, f"{show_bytes(budget - beside)} left")
+    least, most = request.min_tokens_per_second, request.max_first_token
+    if least is not None and speed.tokens_per_s_each < least:
+        yield Violation("speed", f"{speed.tokens_per_s_each:g} tok/s each", f"{least:g} tok/s")
+    if most is not None and speed.first_token_s > most:
+        yield Violation("first token", f"{speed.first_token_s:g} s", f"{most:g} s")
+
+
+def _sustained(model: ModelSpec, group: GpuGroup, layout: ParallelLayout, load: Load, speed: ServerSpeed) -> float:
+    """Return requests per second, each half a context of prompt and half of answer; the slower side decides."""
+    if not layout.prefill:
+        return 0.0
+    tokens = max(1, load.context // 2)
+    reading = layout.prefill / prefill_seconds(model, layout, group.gpu, tokens)
+    return min(reading, speed.tokens_per_s_all / tokens)
+
+
+def kv_tokens(subject: ServerSubject, candidate: LayoutCandidate, request: ServerRequest) -> int:
+    """Return the number of tokens whose KV fits on the fullest rank of one copy."""
+    assert candidate.memory is not None
+    left = budget_bytes(candidate.group, request.to) - (candidate.memory.total_bytes - candidate.memory.kv_bytes)
+    each = -(-candidate.load.sequences // candidate.layout.decoders)
+    held = candidate.load.context * each
+    return max(0, int(left / max(1, candidate.memory.kv_bytes) * held))
+
+
+def transferred_bytes(subject: ServerSubject, candidate: LayoutCandidate) -> int | None:
+    """Return the bytes of KV sent from prefill to decode, over all ranks, for a prompt of half the context."""
+    layout = candidate.layout
+    if not layout.prefill:
+        return None
+    rank = rank_model(subject.model, layout)
+    a_rank = kv_bytes(rank, candidate.load.context // 2, kv_bits(candidate.load.kv_format), scale_bits=0)
+    return a_rank * layout.tensor * layout.pipeline

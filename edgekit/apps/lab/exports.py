@@ -1,0 +1,64 @@
+"""Exports a lab's models: one artifact per distinct plan, possibly shared by several devices."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from edgekit.apps.lab.matrix import Lab
+from edgekit.artifact.artifact import open_artifact
+from edgekit.artifact.export import export
+from edgekit.common.progress import Progress
+from edgekit.common.ray_map import executor_of
+from edgekit.contracts.plan import Plan
+from edgekit.errors import EdgekitError
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest, find_recipe
+
+
+def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = None) -> dict[str, list[Path]]:
+    """Return each device's artifact folders; artifacts of earlier runs are reused.
+
+    Missing ones are built here or on the nodes of a Ray cluster, which is released before the measurements.
+    """
+    folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
+    missing: dict[Path, Plan] = {}
+    for entry in lab.models:
+        request = PlanRequest(recipe=find_recipe(entry.recipe) if entry.recipe else None, context=entry.context)
+        plans = make_plans(
+            entry.model,
+            [device.profile for device in lab.devices],
+            request,
+            per_device=True,
+            profiles=[Path(path) for path in lab.profiles],
+        )
+        for device, plan in zip(lab.devices, plans, strict=True):
+            key = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
+            label = re.sub(
+                r"[^A-Za-z0-9._-]", "_", f"{plan.model.name}-{plan.target}-{plan.recipe.name}-{plan.context}"
+            )
+            path = folder / f"{label[:120]}-{key}"
+            folders[device.name].append(path)
+            if path not in missing and not _is_sealed(path):
+                missing[path] = plan
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        with executor_of(cluster, (folder,)) as execute:
+            for failed in execute(_build, list(missing.items()), progress):
+                if isinstance(failed, EdgekitError):
+                    raise failed
+    return folders
+
+
+def _build(job: tuple[Path, Plan], progress: Progress) -> None:
+    path, plan = job
+    export(plan, path, progress=progress)
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        open_artifact(path)
+    except EdgekitError:
+        return False
+    return True

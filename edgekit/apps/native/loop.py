@@ -1,0 +1,115 @@
+"""Opens artifacts with the library that is installed, and gives its answers piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from edgekit.apps.native.build import executorch_folder, find_built
+from edgekit.apps.native.library import NativeAnswer, NativeLibrary, NativeMemory, NativeModel
+from edgekit.contracts.drafter import LOOKUP_TOKENS
+from edgekit.errors import TargetMissing
+
+PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
+_EXECUTORCH = "executorch"  # the target
+_ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorch's wheel
+
+
+def find_library(target: str = "onnx") -> Path:
+    """Return the library that was compiled here from these sources, else that of the wheel."""
+    compiled = find_built(executorch=executorch_folder() if target == _EXECUTORCH else None)
+    if compiled is not None:
+        return compiled
+    if target == _EXECUTORCH:
+        raise TargetMissing(
+            "the native library with ExecuTorch is not compiled yet; compile it: python -m edgekit.apps.native.build"
+            " --executorch"
+        )
+    found = find_spec(PACKAGE)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for path in sorted(Path(folder).glob("libedgekit_native.*")):
+            return path
+    raise TargetMissing(
+        "the native library is not installed; pip install edgekit-native, or compile it: "
+        "python -m edgekit.apps.native.build"
+    )
+
+
+class NativeStream:
+    """An answer that a thread generates, so that the one that reads it can be interrupted."""
+
+    def __init__(self, model: NativeModel, tokens: Sequence[int], options: Mapping[str, Any]) -> None:
+        self._model, self._pieces = model, SimpleQueue[str | None]()
+        self._outcome: NativeAnswer | Exception | None = None
+        self._is_cancelled = False
+        self._thread = Thread(target=self._generate, args=(tokens, options), daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[str]:
+        while (text := self._pieces.get()) is not None:
+            yield text
+
+    def answer(self) -> NativeAnswer:
+        """Wait for the end and return the whole answer, or raise why there is none."""
+        self._thread.join()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+    def cancel_soon(self) -> None:
+        """End the answer after the token that is being computed; for signal handlers."""
+        self._is_cancelled = True
+        self._model.cancel()
+
+    def close(self) -> None:
+        self.cancel_soon()
+        self._thread.join()
+
+    def _generate(self, tokens: Sequence[int], options: Mapping[str, Any]) -> None:
+        try:
+            self._outcome = self._model.generate(tokens, on_text=self._put, **options)
+        except Exception as error:
+            self._outcome = error
+        finally:
+            self._pieces.put(None)
+
+    def _put(self, text: str) -> None:
+        self._pieces.put(text)
+        if self._is_cancelled:  # the library forgets what is cancelled before it begins
+            self._model.cancel()
+
+
+class NativeLoop:
+    """An artifact that is opened for one answer after the other."""
+
+    def __init__(self, artifact: Path, target: str, *, exact: bool = False, drafts: bool = False) -> None:
+        runtime = _attention() if target == _EXECUTORCH else None
+        self._model = NativeLibrary(find_library(target)).open(artifact, runtime=runtime, exact=exact)
+        self._draft_tokens = LOOKUP_TOKENS if drafts else 0
+
+    def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
+        """Answer a text, or messages that the chat template renders. Options are those of `NativeModel.generate`."""
+        tokenizer, is_chat = self._model.tokenizer, not isinstance(prompt, str)
+        if isinstance(prompt, str):
+            tokens = tokenizer.encode(prompt, add_special_tokens=True)
+        else:
+            tokens = tokenizer.encode(self._model.template.render(prompt))
+        options |= {"begins_text": is_chat, "draft_tokens": self._draft_tokens}
+        return NativeStream(self._model, tokens, options)
+
+    def memory(self) -> NativeMemory:
+        return self._model.memory()
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def _attention() -> Path | str:
+    """ExecuTorch's attention operators, so that texts are those of Python; an empty text where its wheel has none."""
+    library = executorch_folder() / _ATTENTION
+    return library if library.is_file() else ""

@@ -1,0 +1,159 @@
+"""`POST /v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`: vectors of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import Field, JsonValue
+
+from edgekit.apps.serve.call import Call, json_response
+from edgekit.apps.serve.completions import TokenList
+from edgekit.apps.serve.fields import ApiFields, Name, Whole, WithoutEffect
+from edgekit.apps.serve.models import ServedModel
+from edgekit.apps.serve.ollama import OllamaBody
+from edgekit.apps.serve.problems import invalid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from starlette.responses import Response
+
+    from edgekit.runtime.reading_request import ReadingJob
+
+Job = TypeVar("Job", bound="ReadingJob[Any, Any]")
+Result = TypeVar("Result")
+MOST_TEXTS = 2048  # OpenAI's limit
+# Options of `Runtime.embed` under `edgekit`.
+_OWN: dict[str, type] = {"pooling": str, "normalise": bool, "prompt": str, "truncate": bool}
+_Dimensions = Annotated[Whole, Field(ge=1, le=1 << 24)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class EmbeddingBody(ApiFields):
+    """The body of an embedding."""
+
+    model: Name | None = None
+    input: str | TokenList | Annotated[list[str | TokenList], Field(min_length=1, max_length=MOST_TEXTS)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: _Dimensions | None = None
+    edgekit: dict[str, JsonValue] | None = None
+
+    user: WithoutEffect = None
+
+    def texts(self) -> list[str | list[int]]:
+        """Return every text. A list of numbers is one text of tokens."""
+        if isinstance(self.input, str):
+            return [self.input]
+        numbers = [each for each in self.input if isinstance(each, int)]
+        return [numbers] if numbers else [each for each in self.input if not isinstance(each, int)]
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of `Runtime.embed`."""
+        return {**own_options(self.edgekit, _OWN), "dimensions": self.dimensions}
+
+
+class OllamaEmbed(OllamaBody):
+    """The body of `/api/embed`."""
+
+    input: str | _Texts
+    truncate: bool | None = None
+    dimensions: _Dimensions | None = None
+
+
+class OllamaEmbeddings(OllamaBody):
+    """The body of the older `/api/embeddings`."""
+
+    prompt: str
+
+
+class Embedded(NamedTuple):
+    """The vectors of one request, its tokens, and the seconds that it took."""
+
+    vectors: NDArray[np.float32]
+    tokens: int
+    seconds: float
+
+
+async def embeddings(call: Call) -> Response:
+    """Return one vector for each text, in the order of the texts."""
+    body = await call.body(EmbeddingBody)
+    model = await call.model(body.model)
+    found = await embed(call, model, body.texts(), body.options())
+    as_text = body.encoding_format == "base64"
+    data = [
+        {"object": "embedding", "index": place, "embedding": _base64(vector) if as_text else vector.tolist()}
+        for place, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+async def ollama_embed(call: Call) -> Response:
+    """Return embeddings in Ollama's form. Long texts are cut unless `truncate` is false."""
+    body = await call.body(OllamaEmbed)
+    model = await body.model_of(call)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    options = {"dimensions": body.dimensions, "truncate": body.truncate is not False}
+    found = await embed(call, model, texts, options)
+    return json_response(
+        {
+            "model": model.name,
+            "embeddings": found.vectors.tolist(),
+            "total_duration": round(found.seconds * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": found.tokens,
+        }
+    )
+
+
+async def ollama_embeddings(call: Call) -> Response:
+    """Return the vector of one text."""
+    body = await call.body(OllamaEmbeddings)
+    found = await embed(call, await body.model_of(call), [body.prompt], {"truncate": True})
+    return json_response({"embedding": found.vectors[0].tolist()})
+
+
+async def embed(
+    call: Call, model: ServedModel, texts: Sequence[str | Sequence[int]], options: dict[str, Any]
+) -> Embedded:
+    """Embed texts within the limits of the server."""
+    began, submit = perf_counter(), model.runtime.runtime.submit_embed
+    vectors, tokens = await read_texts(
+        call, model, lambda: submit(texts, **options, adapter=model.adapter), model.runtime.results
+    )
+    return Embedded(vectors, tokens, perf_counter() - began)
+
+
+async def read_texts(
+    call: Call, model: ServedModel, submit: Callable[[], Job], wait: Callable[[Job], Awaitable[Result]]
+) -> tuple[Result, int]:
+    """Submit texts that are read, within the limits of the server; return the result, and the number of their tokens.
+
+    The end of the call cancels the job in any case.
+    """
+    admission = call.service.admission
+    call.stack.enter_context(admission.slots(model, call.key, 1))
+    job = await asyncio.to_thread(submit)
+    call.stack.callback(job.cancel_soon)
+    tokens = sum(job.tokens)
+    with admission.prompt_tokens(model, tokens):
+        result = await wait(job)
+    call.ignore("x-edgekit-model", [model.name])
+    return result, tokens
+
+
+def own_options(given: dict[str, JsonValue] | None, known: Mapping[str, type]) -> dict[str, Any]:
+    """Return the options under `edgekit` in a body. Raises an error for an unknown one, or for one of another type."""
+    for name, value in (given or {}).items():
+        if name not in known or not isinstance(value, known[name]):
+            wanted = known.get(name, str).__name__
+            raise invalid(f"edgekit.{name[:64]}: unknown, or not a {wanted}; known: {', '.join(known)}", "edgekit")
+    return dict(given or {})
+
+
+def _base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

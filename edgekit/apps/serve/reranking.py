@@ -1,0 +1,62 @@
+"""`POST /v1/rerank`: documents ordered for a query, in the form that Cohere's, Jina's and vLLM's clients read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from edgekit.apps.serve.call import Call, json_response
+from edgekit.apps.serve.embeddings import MOST_TEXTS, own_options, read_texts
+from edgekit.apps.serve.fields import ApiFields, Name, Whole, WithoutEffect
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+_OWN: dict[str, type] = {"instruction": str, "truncate": bool}  # options of `Runtime.rerank` under `edgekit`
+
+
+class RerankDocument(ApiFields):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankBody(ApiFields):
+    """The body of a reranking."""
+
+    model: Name | None = None
+    query: str
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: Annotated[Whole, Field(ge=1, le=1 << 24)] | None = None
+    return_documents: bool | None = None
+    edgekit: dict[str, JsonValue] | None = None
+
+    user: WithoutEffect = None
+
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of `Runtime.rerank`."""
+        return {**own_options(self.edgekit, _OWN), "top_n": self.top_n}
+
+
+async def rerank(call: Call) -> Response:
+    """Return the index and score of each document, the best first; with `return_documents`, also its text."""
+    body = await call.body(RerankBody)
+    model = await call.model(body.model)
+    texts, submit = body.texts(), model.runtime.runtime.submit_rerank
+    ranked, tokens = await read_texts(
+        call,
+        model,
+        lambda: submit(body.query, texts, **body.options(), adapter=model.adapter),
+        model.runtime.results,
+    )
+    results = [
+        {"index": each.index, "relevance_score": each.score}
+        | ({"document": {"text": texts[each.index]}} if body.return_documents else {})
+        for each in ranked
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json_response({"object": "list", "model": model.name, "results": results, "usage": usage})

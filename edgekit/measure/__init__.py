@@ -1,1 +1,0 @@
-"""Measurements of artifacts on this machine: speed, memory, quality, parity, and their reports."""

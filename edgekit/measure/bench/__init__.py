@@ -1,1 +1,0 @@
-"""The benchmark: subjects, trials, machine conditions and measurements."""

@@ -1,1 +1,0 @@
-"""Parity checks between an artifact and its model."""

@@ -1,0 +1,173 @@
+"""The bundle: the planned weights, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from eagle3_heads import LEGACY, write_head
+from family_models import EVERY, LFM2, write_model
+from tiny_encoders import write_bert
+
+from edgekit.apps.handover.server_plan import ServerPlan
+from edgekit.cli import command
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.errors import DoesNotFit, EdgekitError
+from edgekit.model.heads import read_head
+from edgekit.model.source import open_source
+
+pytestmark = pytest.mark.quantize
+
+
+def handed_over(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["handover", *map(str, arguments)])
+
+
+def refusal(*arguments: object) -> str:
+    result = handed_over(*arguments)
+    assert isinstance(result.exception, EdgekitError), result.exception
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("handover") / "demo"
+    made = handed_over("demo", "--to", "vllm", "--gpu", "L4", "--effort", "quick", "-r", "s4-g32", "-o", place)
+    assert made.exit_code == 0, made.output
+    return place
+
+
+def test_the_bundle_matches_the_plan(bundle: Path) -> None:
+    plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
+    weights = NeutralWeights.open(bundle / "weights", verify=True)
+    assert weights.recipe == plan.recipe and plan.recipe.name == "s4-g32-handover"
+    assert {path.name for path in bundle.iterdir()} == {
+        "README.md", "plan.json", "reference.json", "smoke_test.py", "vllm.yaml", "weights",
+    }  # fmt: skip
+
+
+def test_neutral_weights_are_handed_over_unchanged(bundle: Path, tmp_path: Path) -> None:
+    made = handed_over(bundle / "weights", "--to", "sglang", "--gpu", "L4", "-o", tmp_path / "again")
+    assert made.exit_code == 0, made.output
+    ours, theirs = (NeutralWeights.open(place / "weights").sha256 for place in (bundle, tmp_path / "again"))
+    assert ours == theirs and (tmp_path / "again" / "sglang.yaml").is_file()
+    told = refusal(bundle / "weights", "--to", "vllm", "-r", "s8", "--dry-run")
+    assert "is quantised already, as s4-g32-handover" in told
+
+
+def test_fp8_is_measured_against_its_emulation_in_float(tmp_path: Path) -> None:
+    import torch
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    made = handed_over("demo", "--to", "vllm", "--gpu", "L4", "-r", "fp8", "--kv-format", "fp8", "-o", tmp_path / "b")
+    assert made.exit_code == 0, made.output
+    weights = tmp_path / "b" / "weights"
+    config = json.loads((weights / "config.json").read_text())["quantization_config"]
+    known = QuantizationConfig.model_validate(config)
+    (group,) = known.config_groups.values()
+    assert known.format == "float-quantized" and group.weights.strategy == "channel"
+    assert group.input_activations.dynamic is True and group.input_activations.strategy == "token"
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weights.glob("*.safetensors"):
+        tensors |= load_file(file)
+    name = next(name for name in tensors if name.endswith("q_proj.weight"))
+    assert tensors[name].dtype == torch.float8_e4m3fn
+    scale = tensors[f"{name}_scale"]
+    assert scale.shape == (len(tensors[name]), 1) and float(tensors[name].float().abs().amax(-1).min()) == 448
+    assert "kv-cache-dtype: fp8" in (tmp_path / "b" / "vllm.yaml").read_text()
+
+
+def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    assert "exists already" in refusal("demo", "--to", "vllm", "-o", tmp_path / "taken")
+    assert "give --output DIR, or --dry-run" in refusal("demo", "--to", "vllm")
+    result = handed_over("demo", "--to", "vllm", "--gpu", "L4", "--context", "64", "--max-first-token", 1e-9,
+                         "-o", tmp_path / "none")  # fmt: skip
+    assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
+    assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
+    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "high", "--method", "awq", "--dry-run")
+    assert ignored.endswith("leave out --method and --effort")
+
+
+def test_if_no_layout_fits_each_is_listed_and_the_exit_code_is_3() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "handover", "demo", "--to", "vllm", "--gpu", "L4", "--context", "64"]
+        + ["--max-first-token", "1e-9", "--dry-run"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == DoesNotFit.exit_code, done.stderr
+    assert "l4" in done.stdout and "first token" in done.stdout
+    assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
+
+
+def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_bert(tmp_path / "bert")
+    write_model(tmp_path / "lfm2", "lfm2", LFM2)
+    write_model(tmp_path / "gpt-oss", *EVERY["gpt_oss"])
+    refused = {
+        "bert": ("is an encoder, which generates no tokens", "edgekit serve"),
+        "lfm2": ("has recurrent layers (LFM2, Qwen3.5)", "edgekit serve"),
+        "gpt-oss": ("servers read gpt-oss's experts as stacks", "give them the published files"),
+    }
+    for name, told in refused.items():
+        for rest in (["--dry-run"], ["-o", tmp_path / "out"]):
+            message = refusal(tmp_path / name, "--to", "vllm", *rest)
+            assert all(part in message for part in told)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_draft_of_another_vocabulary_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_model(tmp_path / "draft", *EVERY["llama"])
+    told = refusal("demo", "--to", "vllm", "--draft", tmp_path / "draft", "--dry-run")
+    assert "has a vocabulary of" in told and "servers need the same one" in told
+    assert handed_over("demo", "--to", "vllm", "--draft", "demo-draft", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize("embedding", [True, False])
+def test_a_head_is_planned_and_written_as_published(bundle: Path, tmp_path: Path, embedding: bool) -> None:
+    target = open_source("demo").spec
+    published = write_head(
+        tmp_path / "head", target, LEGACY, layers=(2, 3, 3), draft_vocabulary=100, embedding=embedding
+    )
+    asked = (bundle / "weights", "--to", "vllm", "--gpu", "L4", "--context", "64")
+    plans = [
+        json.loads(handed_over(*asked, *rest, "--dry-run", "--json").output) for rest in ((), ("--drafter", published))
+    ]
+    assert plans[1]["memory"]["draft_bytes"] > 0 == plans[0]["memory"]["draft_bytes"]
+    made = handed_over(*asked, "--drafter", published, "-o", tmp_path / "b")
+    assert made.exit_code == 0, made.output
+    assert json.loads((tmp_path / "b/drafter/config.json").read_text())["speculators_model_type"] == "eagle3"
+    heads = [read_head(folder, target) for folder in (published, tmp_path / "b" / "drafter")]
+    assert heads[1].spec.own_embedding == embedding and heads[0].spec.hidden_layers == heads[1].spec.hidden_layers
+    for name, _ in heads[0].spec.tensors():
+        np.testing.assert_array_equal(heads[0].floats(name), heads[1].floats(name))
+    np.testing.assert_array_equal(heads[0].targets, heads[1].targets)
+
+
+def test_foreign_heads_and_two_drafters_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", *EVERY["llama"])
+    other = write_head(tmp_path / "head", open_source(tmp_path / "model").spec, layers=(1, 1, 2))
+    assert "give the head of this model" in refusal("demo", "--to", "vllm", "--drafter", other, "--dry-run")
+    both = refusal("demo", "--to", "vllm", "--drafter", other, "--draft", "demo-draft", "--dry-run")
+    assert "leave out one" in both
+    assert "which SGLang does not read" in refusal("demo", "--to", "sglang", "--drafter", other, "--dry-run")
+
+
+def test_fp8_is_only_for_servers(tmp_path: Path) -> None:
+    plan = CliRunner().invoke(command, ["plan", "demo", "--device", "laptop-x86-8gb", "--recipe", "fp8"])
+    assert "has no FP8; `edgekit handover`" in str(plan.exception)
+    made = CliRunner().invoke(command, ["quantize", "demo", "-r", "fp8", "-o", str(tmp_path / "x")])
+    assert "FP8 is for servers" in str(made.exception)
+
+
+def test_a_dry_run_prints_the_plan_as_json() -> None:
+    told = handed_over("demo", "--to", "vllm", "--gpu", "H100x2", "--dry-run", "--json")
+    plan = ServerPlan.model_validate_json(told.stdout)
+    assert plan.server == "vllm" and plan.gpu == "h100"

@@ -1,0 +1,407 @@
+"""`edgekit lab`: its file, commands and reports, and this machine as a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
+from measured import fake, install_fake
+
+from edgekit.apps.bench.artifact_subjects import predicted_s
+from edgekit.apps.bench.measurement import MemoryUse
+from edgekit.apps.bench.report.markdown import markdown
+from edgekit.apps.bench.report.page import page
+from edgekit.apps.bench.workload import read_workload
+from edgekit.apps.lab import devices as kinds
+from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect, read_measurement
+from edgekit.apps.lab.local import LocalDevice
+from edgekit.apps.lab.matrix import read_lab
+from edgekit.apps.lab.report import exit_code, junit, report_of, rows_of
+from edgekit.apps.lab.run import run_lab
+from edgekit.apps.lab.store import LabStore
+from edgekit.artifact.artifact import open_artifact
+from edgekit.cli import command
+from edgekit.device.load import load_profile
+from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, EdgekitError, InvalidInput, WorkloadFailed
+from edgekit.planner.candidates import PlanSubject
+from edgekit.planner.memory import tokenizer_bytes
+from edgekit.planner.resolver import as_measured
+from edgekit.runtime.memory.report import MemoryClass
+from edgekit.testing import FakeTarget
+
+LAB = """
+version: 1
+name: nightly
+devices:
+  - name: first
+    kind: fake
+    profile: raspberry-pi-5-8gb
+    limits: {cool_down_s: 0.0}
+  - name: second
+    kind: fake
+    profile: pixel-9
+artifacts: [one, two]
+workloads: [quick]
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(kinds.BUILT_IN, "fake", "lab_fakes:FakeDevice")
+    for seed, name in enumerate(("one", "two")):
+        fake(tmp_path / name, seed=seed)
+    path = tmp_path / "lab.yaml"
+    path.write_text(LAB)
+    return path
+
+
+def lab_command(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["lab", *map(str, arguments)], standalone_mode=False)
+
+
+def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> None:
+    checked = lab_command("check", lab)
+    assert checked.return_value == 0 and checked.output.count("here") == 2
+    planned = lab_command("plan", lab)
+    assert (
+        planned.output.count("quick") == 4
+        and "memory" in planned.output
+        and "second: 37 min predicted" in planned.output
+    )
+    (entry, *_) = map(json.loads, lab_command("plan", lab, "--json").output.splitlines())
+    assert entry["predicted_s"] > 0 and entry["timeout_s"] == pytest.approx(300 + 6 * entry["predicted_s"])
+    html, junit_file = tmp_path / "lab.html", tmp_path / "lab.xml"
+    done = lab_command("run", lab, "--html", html, "--junit", junit_file)
+    assert done.return_value == 0, done.output
+    assert "4 cells: 4 ok" in done.stdout and "first: done" in done.stderr
+    assert "<html" in html.read_text() and ElementTree.parse(junit_file).getroot().get("tests") == "4"
+    (line,) = lab_command("history", "--json").output.splitlines()
+    kept = json.loads(line)
+    assert kept["lab"] == "nightly" and kept["states"] == {"done": 4}
+    again = lab_command("history", kept["id"], "--json").output.splitlines()
+    assert [json.loads(one)["verdict"] for one in again] == ["ok"] * 4
+    resumed = lab_command("run", lab, "--resume", "last", "--json")
+    assert [json.loads(one)["cell"]["id"] for one in resumed.stdout.splitlines()] == [
+        json.loads(one)["cell"]["id"] for one in again
+    ]
+    assert lab_command("history", "--json").output.count("\n") == 1
+
+
+def test_a_regression_fails_the_build(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lab_command("run", lab).return_value == 0
+    first = json.loads(lab_command("history", "--json").output)["id"]
+    assert "later runs are compared with" in lab_command("baseline", "set", first).output
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, speed=70.0, **known))
+    worse = lab_command("run", lab)
+    assert worse.return_value == 5 and "▼-30.0%" in worse.stdout and "4 worse" in worse.stdout
+    second = json.loads(lab_command("history", "--json").output.splitlines()[0])["id"]
+    compared = lab_command("compare", first, second)
+    assert compared.return_value == 5 and "decode_tokens_per_s worse -30.0%" in compared.output
+    assert lab_command("compare", second, first).return_value == 0
+    lab.write_text(LAB + "thresholds: [{metric: decode_tokens_per_s, worse_by: 0.4}]\n")
+    assert lab_command("run", lab).return_value == 0
+
+
+def test_a_new_export_is_compared_with_the_earlier_one(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = ("0123456789abcdef", "fedcba9876543210")
+    names = [[f"{model}-{plan}" for model in ("a-onnx-s4", "a-onnx-s8")] for plan in plans]
+    for each in names:
+        for seed, name in enumerate(each):
+            fake(lab.parent / name, seed=seed)
+    usual, found = FakeDevice.usual, []
+    for each, speed in zip(names, (100.0, 70.0), strict=True):
+        lab.write_text(LAB.replace("one, two", ", ".join(each)))
+        answer = lambda self, *given, speed=speed, **known: usual(self, *given, speed=speed, **known)  # noqa: E731
+        monkeypatch.setattr(FakeDevice, "usual", answer)
+        lab_command("run", lab)
+        found.append(json.loads(lab_command("history", "--json").output.splitlines()[0])["id"])
+    told = lab_command("compare", *found)
+    assert told.return_value == 5 and told.output.count("decode_tokens_per_s worse -30.0%") == 4
+    assert "a-onnx-s8-fedcba9876543210 #0, quick" in told.output
+
+
+def test_calibration_writes_measured_figures_to_a_user_profile(lab: Path) -> None:
+    lab_command("run", lab)
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    told = lab_command("calibrate", run)
+    assert "raspberry-pi-5-8gb: usable bandwidth" in told.output
+    profile = load_profile("raspberry-pi-5-8gb")
+    assert profile.usable_bandwidth_gb_s.value == pytest.approx(100 * (1 << 20) / 1e9, abs=0.01)
+    assert profile.usable_bandwidth_gb_s.source == f"measured: {run}"
+
+
+def test_calibration_learns_runtime_memory_and_app_limits(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.write_text(LAB.replace("pixel-9", "iphone-13-pro"))
+    plan = open_artifact(lab.parent / "one").plan
+    model = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
+    model += tokenizer_bytes(plan.model, plan.memory)[0]
+    limit = load_profile("iphone-13-pro").budget().private_bytes
+    memory = MemoryUse(
+        peak_bytes=limit + 30, peak_counter="a test", anonymous_bytes=limit + 10,
+        classes=(MemoryClass(name="runtime and private weights", predicted_bytes=1, measured_bytes=model + (5 << 20)),),
+    )  # fmt: skip
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
+    lab_command("run", lab)
+    for name in ("one", "two"):
+        shutil.rmtree(lab.parent / name)  # the store keeps the plan
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    told = lab_command("calibrate", run).output
+    assert "runtime before any model the target's → fake.cpu 5 MiB" in told, told
+    phone = load_profile("iphone-13-pro")
+    assert phone.budget().private_bytes == limit + 10 and "measured: run-" in phone.budget().why
+    assert phone.runtime_base["fake.cpu"].value == 5 << 20
+    board = load_profile("raspberry-pi-5-8gb")
+    assert board.reserve.confidence != "measured", "an app that had less than the profile allows teaches nothing"
+    # What was learnt is what the next plan predicts by, and its source is said.
+    board = board.model_copy(update={"targets": {"fake": ("cpu",)}})
+    offer = next(iter(FakeTarget().offers(plan.model, board)))
+    subject = PlanSubject(plan.model, plan.model_source, plan.model_sha256)
+    learnt = as_measured(offer, subject, board).memory
+    assert learnt.runtime_bytes == 5 << 20 and f"measured: {run}" in learnt.source
+    assert as_measured(offer, subject, board.model_copy(update={"runtime_base": {}})) == offer
+
+
+def test_calibration_lowers_the_reserve_of_a_linux_machine(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_profile("raspberry-pi-5-8gb")
+    had = before.budget().private_bytes + (1 << 20)
+    memory = MemoryUse(peak_bytes=had, peak_counter="a test", anonymous_bytes=had)
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
+    lab_command("run", lab)
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    assert "kept from apps" in lab_command("calibrate", run).output
+    after = load_profile("raspberry-pi-5-8gb")
+    assert (after.reserve.value, after.reserve.source) == (before.reserve.value - (1 << 20), f"measured: {run}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    {
+        "an unknown key": (("repeats: 1", "repeat: 1"), "repeat"),
+        "a misspelt key of the lab": (("devices:", "others:"), "others"),
+        "a device twice": (("name: second", "name: first"), "same name"),
+        "nothing to measure": (("artifacts: [one, two]", ""), "nothing to measure"),
+        "a name with a path": (("name: first", "name: ../first"), "name"),
+        "an address that is an option": (("profile: pixel-9", 'address: "-oProxyCommand=x"'), "address"),
+        "no artifact there": (("[one, two]", "[three]"), "three"),
+        "an unknown workload": (("[quick]", "[quack]"), "quack"),
+        "an unknown kind": (("kind: fake", "kind: cloud"), "cloud"),
+        "a newer version": (("version: 1", "version: 2"), "version"),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_a_lab_file_is_read_strictly(lab: Path, change: str, said: tuple[tuple[str, str], str]) -> None:
+    (old, new), word = said
+    lab.write_text((LAB + "repeats: 1\n").replace(old, new))
+    found = lab_command("run", lab)
+    assert isinstance(found.exception, EdgekitError), found.output
+    assert word in str(found.exception) and "\n" not in str(found.exception)
+
+
+def test_text_from_devices_is_escaped_in_reports(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>|`x`\x1b[31m\x00&amp;"
+    lab = lab_of(tmp_path, 1)
+
+    def hostile(device: FakeDevice, call: int) -> object:
+        if call == 1:
+            raise WorkloadFailed(evil)
+        return device.usual(tmp_path / "one", "quick").model_copy(update={"why": evil, "notes": (evil,)})
+
+    with LabStore(tmp_path / "lab.sqlite") as store:
+        run = begun(store, lab)
+        run_lab(lab, store, run, fakes(lab, device_0=hostile), clock=QUICK)  # type: ignore[arg-type]
+        rows = list(rows_of(store, run))
+        report = report_of(store, run, rows, None)
+        html, text, xml = page(report), markdown(report), junit(store, run, rows)
+    assert "<script>alert" not in html and "\x1b" not in xml.decode() and "\x00" not in xml.decode()
+    assert ElementTree.fromstring(xml).get("failures") == "1"
+    assert exit_code(rows) == 4 and "1 failed" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    {
+        "nothing": (b"", "0 lines"),
+        "two": (b"{}\n{}\n", "2 lines"),
+        "no JSON": (b"hello", "no measurement"),
+        "another object": (b'{"version": 1}', "no measurement"),
+        "too much": (b" " * (kinds.MAX_ANSWER_BYTES + 1), "at most"),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_an_answer_that_is_no_measurement_is_refused(answer: str, said: tuple[bytes, str]) -> None:
+    data, word = said
+    with pytest.raises(WorkloadFailed, match=word):
+        read_measurement(data, who="a phone", artifact_sha256="a", workload_sha256="b")
+
+
+def test_an_answer_to_another_job_is_refused(tmp_path: Path) -> None:
+    fake(tmp_path / "one")
+    fake(tmp_path / "two", seed=1)
+    spec = DeviceSpec(name="phone", kind="fake")
+    made = FakeDevice(spec).usual(tmp_path / "one", "quick")
+    asked = {"who": "phone", "artifact_sha256": open_artifact(tmp_path / "one").sha256}
+    line = made.model_dump_json().encode()
+    assert read_measurement(line, **asked, workload_sha256=made.workload_sha256) == made
+    with pytest.raises(WorkloadFailed, match="another workload"):
+        read_measurement(line, **asked, workload_sha256="0" * 64)
+    asked["artifact_sha256"] = open_artifact(tmp_path / "two").sha256
+    with pytest.raises(WorkloadFailed, match="another artifact"):
+        read_measurement(line, **asked, workload_sha256=made.workload_sha256)
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """Write a program that replaces Python and misbehaves instead of measuring."""
+    path = folder / "stand-in"
+    path.write_text(f"#!{sys.executable}\n" + textwrap.dedent(body))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts")
+@pytest.mark.parametrize(
+    ("body", "error", "said"),
+    [
+        ("print('hello')", WorkloadFailed, "no measurement"),
+        ("import sys; sys.exit('edgekit: no such artifact')", WorkloadFailed, "no such artifact"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", DeviceUnreachable, "SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", DeviceTimeout, "took longer"),
+        ("import time; time.sleep(600)", DeviceTimeout, "took longer"),
+        ("print('x' * 10, flush=True); import os; os.close(1); import sys; sys.exit(3)", WorkloadFailed, "exit code 3"),
+        ("import errno; raise OSError(errno.ENOSPC, 'No space left on device')", DeviceFailed, "disk is full"),
+    ],
+    ids=["wrong output", "refused", "killed", "stopped", "slow", "an exit code", "disk full"],
+)
+def test_failures_of_a_local_measurement_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, error: type[Exception], said: str
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    fake(tmp_path / "one")
+    spec = DeviceSpec(
+        name="here", kind="local", profile="raspberry-pi-5-8gb", options={"python": stand_in(tmp_path, body)}
+    )
+    device = connect(spec)
+    with device.acquire(timeout_s=60), pytest.raises(error, match=said) as raised:
+        device.measure(tmp_path / "one", Path("quick"), timeout_s=1.0 if error is DeviceTimeout else 120.0)
+    assert raised.type is error
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts")
+def test_children_of_a_local_measurement_are_killed_with_it(tmp_path: Path) -> None:
+    noted = tmp_path / "child"
+    body = f"""
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open({f"{noted}.part"!r}, "w").write(str(child.pid))
+    os.rename({f"{noted}.part"!r}, {str(noted)!r})
+    time.sleep(600)
+    """
+    fake(tmp_path / "one")
+    options = {"python": stand_in(tmp_path, body)}
+    device = connect(DeviceSpec(name="here", kind="local", profile="raspberry-pi-5-8gb", options=options))
+    for timeout_s in (1.0, 5.0, 25.0, 125.0):  # a busy machine may not have begun the child in the first
+        with pytest.raises(DeviceTimeout):
+            device.measure(tmp_path / "one", Path("quick"), timeout_s=timeout_s)
+        if noted.exists():
+            break
+    child = int(noted.read_text())
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        try:
+            if "Z (" in Path(f"/proc/{child}/status").read_text():
+                return
+        except OSError:
+            return  # gone, and waited for
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("a child lived on")
+
+
+def test_a_local_device_measures_with_the_real_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_fake(tmp_path / "site", monkeypatch)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    fake(tmp_path / "one")
+    device = connect(
+        DeviceSpec(name="here", kind="local", profile="raspberry-pi-5-8gb", options={"repeats": 1, "loads": 1})
+    )
+    assert device.ping(timeout_s=120).startswith("edgekit")
+    with device.acquire(timeout_s=60):
+        found = device.measure(tmp_path / "one", Path("quick"), timeout_s=300)
+    assert found.subject.artifact_sha256 == open_artifact(tmp_path / "one").sha256
+    assert found.status in ("valid", "contended", "throttled")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are set on Linux only")
+def test_the_memory_of_a_local_measurement_is_bounded(tmp_path: Path) -> None:
+    fake(tmp_path / "one")
+    body = """
+    import resource, time
+    while resource.getrlimit(resource.RLIMIT_DATA)[0] != 256 << 20:
+        time.sleep(0.01)
+    block = bytearray(1 << 30)
+    print(len(block))
+    """
+    spec = DeviceSpec(
+        name="here",
+        kind="local",
+        profile="raspberry-pi-5-8gb",
+        limits=DeviceLimits(memory_bytes=256 << 20),
+        options={"python": stand_in(tmp_path, body)},
+    )
+    with pytest.raises(WorkloadFailed, match="MemoryError"):
+        connect(spec).measure(tmp_path / "one", Path("quick"), timeout_s=120.0)
+
+
+def test_a_local_device_refuses_unsupported_options() -> None:
+    for spec, said in (
+        (DeviceSpec(name="a", kind="local", address="host"), "no address"),
+        (DeviceSpec(name="a", kind="local", options={"pyhton": "x"}), "option 'pyhton': known are loads \\(int\\)"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            LocalDevice(spec)
+    with pytest.raises(DeviceUnreachable, match="cannot be started"):
+        LocalDevice(DeviceSpec(name="a", kind="local", options={"python": "/nowhere/python"})).ping(timeout_s=5)
+
+
+def test_paths_are_relative_to_the_lab_file(lab: Path) -> None:
+    assert read_lab(lab).artifacts == (str(lab.parent / "one"), str(lab.parent / "two"))
+    told = yaml.safe_load(lab.read_text())
+    told["devices"][0] |= {
+        "profile": "mine.yaml",
+        "options": {"identity": "key", "known_hosts": "~/hosts", "user": "me"},
+    }
+    told |= {"models": [{"model": "demo", "recipe": "rules.yaml"}, {"model": "demo", "recipe": "s8"}]}
+    told |= {"workloads": ["quick", "ours.yml"], "profiles": ["devices"]}
+    lab.write_text(yaml.safe_dump(told))
+    found = read_lab(lab)
+    here, device = lab.parent, found.devices[0]
+    assert device.profile == str(here / "mine.yaml") and found.devices[1].profile == "pixel-9"
+    assert device.options == {"identity": str(here / "key"), "known_hosts": str(Path.home() / "hosts"), "user": "me"}
+    assert [one.recipe for one in found.models] == [str(here / "rules.yaml"), "s8"] and found.models[0].model == "demo"
+    assert found.workloads == ("quick", str(here / "ours.yml")) and found.profiles == (str(here / "devices"),)
+
+
+def test_a_longer_deadline_is_given_to_the_warm_ups_of_more_processes(lab: Path) -> None:
+    artifact, work = open_artifact(lab.parent / "one"), read_workload("quick")
+    once = predicted_s(artifact.plan, work.model_copy(update={"warmups": 0, "repeats": 1}), 1)
+    for loads, repeats, warmups, rounds in ((1, 4, 2, 6), (3, 4, 2, 10), (3, 2, 2, 6)):
+        asked = work.model_copy(update={"repeats": repeats, "warmups": warmups})
+        assert predicted_s(artifact.plan, asked, loads) == pytest.approx(rounds * once)
+
+
+def test_unreachable_is_a_device_failure() -> None:
+    assert issubclass(DeviceUnreachable, DeviceFailed)

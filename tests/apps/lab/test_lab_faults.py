@@ -1,0 +1,360 @@
+"""Real faults in a lab: no result is lost or doubled, the run continues, and the report shows the fault."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
+from measured import fake, install_fake
+from ssh_hosts import Host, answering, needs_ssh, servers
+
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.report.markdown import markdown
+from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect
+from edgekit.apps.lab.leases import lease
+from edgekit.apps.lab.local import LocalDevice
+from edgekit.apps.lab.matrix import Lab
+from edgekit.apps.lab.report import report_of, rows_of
+from edgekit.apps.lab.run import Clock, run_lab
+from edgekit.apps.lab.store import LabStore
+from edgekit.errors import DeviceFailed, DeviceTimeout, OutOfSpace
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux")
+is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes networks and disks")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LabStore]:
+    with LabStore(tmp_path / "lab.sqlite") as opened:
+        yield opened
+
+
+def report(store: LabStore, run: str) -> str:
+    """Return the report's text, one cell per line."""
+    text = markdown(report_of(store, run, list(rows_of(store, run)), None))
+    return text.replace("\\", "")
+
+
+def whole(store: LabStore, run: str) -> None:
+    """Check that every cell has one result, of its own workload."""
+    assert set(store.info(run).states) == {"done"}
+    for entry, _ in store.entries(run):
+        found = store.result(run, entry.id)
+        assert found is not None and found.workload_sha256 == entry.workload_sha256
+    measured = [one.entry for one in store.attempts(run) if one.outcome == "measured"]
+    assert len(measured) == len(set(measured))
+
+
+class Troubled(LocalDevice):
+    """This machine, with a fault in its second measurement and a short time limit."""
+
+    def __init__(self, spec: DeviceSpec, mark: Path, little_s: float | None = None) -> None:
+        super().__init__(spec)
+        self.mark, self.little_s, self.calls = mark, little_s, 0
+
+    def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
+        self.calls += 1
+        if self.calls == 2:
+            self.mark.touch()
+            timeout_s = self.little_s or timeout_s
+        try:
+            return super().measure(artifact, workload, timeout_s=timeout_s)
+        finally:
+            self.mark.unlink(missing_ok=True)
+
+
+def local_lab(folder: Path, fault: str, little_s: float | None = None) -> tuple[Lab, Troubled]:
+    """Make a lab with that machine and a second device."""
+    lab = lab_of(folder, 1)
+    home = folder / "agent"
+    home.mkdir()
+    template = FakeDevice(lab.devices[0]).usual(folder / "one", "quick")
+    (home / "template.json").write_text(template.model_dump_json())
+    mark = home / "now"
+    spec = DeviceSpec(
+        name="here",
+        kind="local",
+        profile="raspberry-pi-5-8gb",
+        environment={"TEMPLATE": str(home / "template.json")},
+        limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
+        options={"python": answering(home, f"if os.path.exists({str(mark)!r}):\n    {fault}", by_name=True)},
+    )
+    return lab.model_copy(update={"devices": (spec, *lab.devices)}), Troubled(spec, mark, little_s)
+
+
+@pytest.mark.parametrize(
+    ("fault", "little_s", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, "SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", 2.0, "took longer than 2 s and was ended"),
+        ("time.sleep(600)", 2.0, "took longer than 2 s and was ended"),
+        ("os.write(os.open('/dev/full', os.O_WRONLY), b'x')", None, "its disk is full"),
+    ],
+    ids=["killed", "stopped", "slow", "disk full"],
+)
+def test_a_lost_device_is_tried_again_and_reported(
+    store: LabStore, tmp_path: Path, fault: str, little_s: float | None, said: str
+) -> None:
+    lab, here = local_lab(tmp_path, fault, little_s)
+    run = begun(store, lab)
+    others = fakes(lab)
+    run_lab(lab, store, run, {**others, "here": here}, clock=QUICK)
+    whole(store, run)
+    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
+    assert len(lost) == 1 and said in lost[0].why and here.calls == 5
+    text = report(store, run)
+    assert "8 cells: 8 ok" in text and "What happened on the way" in text
+    assert f"| here | {lost[0].entry} | 1 | infra_lost |" in text and said in text
+    assert others["device-0"].calls == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("sys.exit(print('{}'))", "answered no measurement"),
+        ("print('x' * 5000)", "instead of one measurement"),
+        ("os.environ['TEMPLATE'] = '/dev/null'", "exit code 1"),
+    ],
+    ids=["an empty answer", "two answers", "an error"],
+)
+def test_a_wrong_answer_stays_a_wrong_answer(store: LabStore, tmp_path: Path, fault: str, said: str) -> None:
+    lab, here = local_lab(tmp_path, fault)
+    run = begun(store, lab)
+    for _ in range(2):
+        run_lab(lab, store, run, {**fakes(lab), "here": here}, clock=QUICK)
+        assert store.states(run, "here") == {"done": 3, "failed": 1}
+    (failed,) = (one for one in store.attempts(run) if one.outcome == "failed")
+    assert said in failed.why and f"| {failed.entry} | 1 | failed |" in report(store, run)
+    assert here.calls == 4
+
+
+DRIVER = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from lab_fakes import QUICK
+from edgekit.apps.lab.devices import connect
+from edgekit.apps.lab.run import run_lab
+from edgekit.apps.lab.store import LabStore
+store = LabStore(Path({store!r}))
+lab = store.lab({run!r})
+run_lab(lab, store, {run!r}, {{spec.name: connect(spec) for spec in lab.devices}}, clock=QUICK)
+"""
+
+
+def killed_while_measuring(store: LabStore, run: str, log: Path) -> None:
+    """Run the lab in a process that is killed during its second measurement."""
+    code = DRIVER.format(path=[str(Path(__file__).parents[2] / "helpers")], store=str(store.path), run=run)
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for _ in range(6000):
+            if log.exists() and log.read_text().count("begin") == 2:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("no second measurement began")
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+
+
+def logging(log: Path, seconds: float) -> str:
+    say = f"open({str(log)!r}, 'a').write"
+    return f"{say}('begin '); time.sleep({seconds}); {say}('end ')"
+
+
+@pytest.mark.slow
+def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(store: LabStore, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lab, here = local_lab(tmp_path, "pass")
+    options = {"python": answering(tmp_path / "agent", logging(log, 1.5), by_name=True)}
+    spec = here.spec.model_copy(update={"options": options})
+    lab = lab.model_copy(update={"devices": (spec,)})
+    run = begun(store, lab)
+    killed_while_measuring(store, run, log)
+    run_lab(lab, store, run, {"here": connect(spec)}, clock=QUICK)
+    whole(store, run)
+    # The orphan ended before the next measurement began; no two ran at the same time.
+    assert log.read_text().split() == ["begin", "end"] * 5
+    (stopped,) = (one for one in store.attempts(run) if one.outcome == "stopped")
+    assert f"| {stopped.entry} | 1 | stopped | the lab stopped |" in report(store, run)
+
+
+@pytest.mark.slow
+@needs_ssh
+def test_remote_program_of_a_killed_lab_is_ended_first(store: LabStore, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lab = lab_of(tmp_path, 1)
+    with servers(tmp_path) as start:
+        host = start()
+        # The second measurement would take minutes, so the orphan was killed.
+        wait = f"time.sleep(300 if open({str(log)!r}).read().count('begin') == 2 else 0.1)"
+        say = f"open({str(log)!r}, 'a').write"
+        spec = host.spec("host", python=answering(host.home, f"{say}('begin ')\n{wait}\n{say}('end ')"))
+        lab = lab.model_copy(update={"devices": (spec,)})
+        run = begun(store, lab)
+        killed_while_measuring(store, run, log)
+        run_lab(lab, store, run, {"host": connect(spec)}, clock=QUICK)
+    whole(store, run)
+    assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
+
+
+def test_a_lease_is_held_by_one_and_dies_with_its_process(tmp_path: Path) -> None:
+    with lease("a phone", "a", 1.0), pytest.raises(DeviceTimeout, match="was busy"), lease("a phone", "b", 0.1):
+        pass
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}\nfrom edgekit.apps.lab.leases import lease\n"
+        "with lease('a phone', 'c', 5):\n    print('held', flush=True)\n    import time; time.sleep(60)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(DeviceTimeout, match="was busy"), lease("a phone", "d", 0.2):
+            pass
+        with lease("another phone", "d", 0.2):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    with lease("a phone", "d", 5.0):
+        pass
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Callable[[str], None]]:
+    """Yield a disk of the given size and a function that resizes it."""
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        yield lambda other: subprocess.run(
+            ["mount", "-o", f"remount,size={other}", str(place)], check=True
+        ) and None  # fmt: skip
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@is_root
+def test_full_lab_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, 2, repeats=10)
+    place = tmp_path / "disk"
+    with small_disk(place, "320k") as resize:
+        with LabStore(place / "lab.sqlite") as store:
+            run = begun(store, lab)
+            with pytest.raises(OutOfSpace, match="make room"):
+                run_lab(lab, store, run, fakes(lab), clock=QUICK)
+        resize("16m")
+        with LabStore(place / "lab.sqlite") as store:
+            before = {entry.id: store.result(run, entry.id) for entry, state in store.entries(run) if state == "done"}
+            assert 0 < len(before) < 80 and None not in before.values()
+            devices = fakes(lab)
+            run_lab(lab, store, run, devices, clock=QUICK)
+            whole(store, run)
+            assert {name: store.result(run, name) for name in before} == before
+            assert sum(device.calls for device in devices.values()) == 80 - len(before)
+
+
+@is_root
+def test_a_local_measurement_needs_no_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_fake(tmp_path / "site", monkeypatch)
+    artifact = fake(tmp_path / "one")
+    place = tmp_path / "disk"
+    with small_disk(place, "4k"):
+        spec = DeviceSpec(
+            name="here", kind="local", profile="raspberry-pi-5-8gb", options={"repeats": 1, "loads": 1},
+            environment={"EDGEKIT_HOME": str(place), "TMPDIR": str(place)},
+        )  # fmt: skip
+        (place / "filling").write_bytes(b"x" * 4096)
+        found = connect(spec).measure(artifact.folder, Path("quick"), timeout_s=300)
+    assert found.subject.artifact_sha256 == artifact.sha256 and found.cases[0].trials
+
+
+def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, 1)
+    first, second = begun(store, lab, now=2e9), begun(store, lab, now=1.0)
+    assert [info.id for info in store.history()] == [second, first]
+    calls = []
+
+    def lost_twice(device: FakeDevice, call: int) -> None:
+        calls.append(call)
+        if call <= 2:
+            raise DeviceFailed(f"gone the {call}. time")
+
+    backwards = Clock(now=lambda: 1e9 - 1000 * len(calls), beat_s=60.0, back_off_s=0.0)
+    run_lab(lab, store, first, fakes(lab, device_0=lost_twice), clock=backwards)
+    whole(store, first)
+    tried = [one for one in store.attempts(first) if one.outcome == "infra_lost"]
+    assert [(one.number, one.why) for one in tried] == [(1, "gone the 1. time"), (2, "gone the 2. time")]
+
+
+@contextmanager
+def network(name: str) -> Iterator[str]:
+    """Make a network with one host and yield the host's address. The host's end is `NAME-b`."""
+    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        pytest.skip("no network namespace can be made here: needs ip, and the right to use it")
+    near, far = f"{name}-a", f"{name}-b"
+    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    try:
+        for command in (
+            f"ip link add {near} type veth peer name {far} netns {name}",
+            f"ip addr add {net}.1/30 dev {near}",
+            f"ip link set {near} up",
+            f"ip -n {name} addr add {net}.2/30 dev {far}",
+            f"ip -n {name} link set {far} up",
+            f"ip -n {name} link set lo up",
+        ):
+            if subprocess.run(command.split(), capture_output=True).returncode:
+                pytest.skip(f"no network of its own can be made here: {command}")
+        yield f"{net}.2"
+    finally:
+        subprocess.run(["ip", "link", "del", near], capture_output=True)
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@is_root
+@pytest.mark.slow
+@needs_ssh
+def test_a_network_that_is_cut_loses_one_attempt_and_no_result(store: LabStore, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    name = f"ek{os.getpid() % 100000}"
+    lab = lab_of(tmp_path, 1)
+    with network(name) as address, servers(tmp_path, namespace=name, address=address) as start:
+        host: Host = start()
+        say = f"open({str(log)!r}, 'a').write"
+        wait = f"time.sleep(300 if open({str(log)!r}).read().count('begin') == 2 else 0.1)"
+        spec = host.spec("host", python=answering(host.home, f"{say}('begin ')\n{wait}\n{say}('end ')"))
+        lab = lab.model_copy(update={"devices": (spec,)})
+        run = begun(store, lab)
+
+        def cut() -> None:
+            while not log.exists() or log.read_text().count("begin") < 2:
+                time.sleep(0.05)
+            subprocess.run(["ip", "link", "set", f"{name}-a", "down"], check=True)
+            while not any(one.outcome == "infra_lost" for one in store.attempts(run)):
+                time.sleep(0.1)
+            subprocess.run(["ip", "link", "set", f"{name}-a", "up"], check=True)
+
+        cutting = Thread(target=cut, daemon=True)
+        cutting.start()
+        run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(beat_s=1.0, back_off_s=3.0))
+        cutting.join()
+    whole(store, run)
+    # The program that kept running during the cut was ended before the retry.
+    assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
+    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
+    assert 1 <= len(lost) <= 2 and "infra_lost" in report(store, run) and "lost" in lost[0].why

@@ -1,0 +1,82 @@
+"""The chat page, which loads nothing from elsewhere, and the description of the API."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from browser import Browser, browser, chromium
+from runtimes import make_runtime
+from serving import SlowEngine, eventually, serving
+
+from edgekit.apps.serve.application import ROUTES
+
+
+def test_the_page_loads_only_its_own_files() -> None:
+    with serving() as served:
+        for path in ("/", "/page.js", "/page.css"):
+            answer = httpx.get(served.url + path)
+            assert answer.status_code == 200
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert not re.search(r"https?://|//[a-z]|innerHTML|eval\(|style=|onclick", answer.text.replace("// A", ""))
+    with serving(page=False) as served:
+        assert httpx.get(served.url).status_code == 404
+    with serving(page=False, ollama=True) as served:
+        assert httpx.get(served.url).text == "Ollama is running"
+
+
+def test_every_body_that_is_read_is_described() -> None:
+    with serving() as served:
+        document = httpx.get(f"{served.url}/openapi.json").json()
+        posted = {path for method, path, _ in ROUTES if method == "POST"}
+        assert {path for path, kinds in document["paths"].items() if "post" in kinds} == posted
+        assert document["components"]["schemas"]["ChatBody"]["properties"]["model"]["enum"] == ["tiny"]
+        names = set(re.findall(r'"#/components/schemas/(\w+)"', httpx.get(f"{served.url}/openapi.json").text))
+        assert names <= set(document["components"]["schemas"])
+
+
+def written(tab: Browser) -> list[str]:
+    """The texts of the answers on the page."""
+    found: list[str] = tab.value("[...document.querySelectorAll('article.assistant')].map((each) => each.textContent)")
+    return found
+
+
+def is_running(tab: Browser) -> bool:
+    return not tab.value("document.getElementById('stop').hidden")
+
+
+def send(tab: Browser, text: str, **fields: object) -> None:
+    """Fill in the form, as a user would, and send it."""
+    for name, value in {**fields, "text": text}.items():
+        tab.value(f"document.getElementById({name!r}).value = {str(value)!r}")
+    tab.value("document.getElementById('form').requestSubmit()")
+
+
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+def test_the_page_chats_in_a_browser() -> None:
+    with serving({"tiny": make_runtime(SlowEngine(0.01)), "other": make_runtime()}) as served, browser() as tab:
+        tab.visit(served.url)
+        eventually(lambda: tab.value("document.getElementById('model').options.length") == 2)
+        chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat"}]
+        mine = served.runtime.chat(chat, max_tokens=20, temperature=1.0, seed=3).text
+        asked = {"system": "be brief", "seed": 3, "temperature": 1, "tokens": 20}
+        for _ in range(2):  # a seed gives the same text again
+            send(tab, "the cat", **asked)
+            eventually(lambda: written(tab) and not is_running(tab))
+            assert written(tab) == [mine]
+            figures = tab.value("document.getElementById('figures').textContent")
+            assert re.search(r"20 written, first token after \d+ ms, [\d.]+ tokens/s, \d+ MiB of memory", figures)
+            tab.value("document.getElementById('reset').click()")
+            assert written(tab) == []
+        send(tab, "the cat", **{**asked, "tokens": 400})
+        eventually(lambda: written(tab) and len(written(tab)[0]) > 5)
+        before = len(written(tab)[0])
+        eventually(lambda: len(written(tab)[0]) > before)  # it streams
+        assert is_running(tab)
+        tab.value("document.getElementById('stop').click()")
+        eventually(lambda: not is_running(tab) and served.service.admission.active == 0)
+        eventually(lambda: served.runtime.metrics().finished.get("cancelled") == 1)
+        assert written(tab)[0]
+        assert all(url.startswith((served.url, "data:")) for url in tab.requested())
+        assert tab.complaints() == []  # the policy for content was kept
