@@ -5,26 +5,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from edgekit.common.lazy import lazy
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:
     from edgekit.api import export, plan, quantize
-    from edgekit.artifact.artifact import Artifact
+    from edgekit.artifact.artifact import Artifact, open_artifact, verify
+    from edgekit.artifact.artifact import read_manifest as read_artifact
+    from edgekit.artifact.bom import bill_of_materials, model_card
     from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
     from edgekit.contracts.plan import Plan
     from edgekit.contracts.recipe import Recipe
     from edgekit.device.load import load_profile
+    from edgekit.model.source import ModelSource, open_source, open_tensors
     from edgekit.model.spec import ModelSpec
+    from edgekit.model.tensors import Tensor
+    from edgekit.planner.request import find_recipe
     from edgekit.runtime.async_runtime import AsyncRuntime, AsyncStream
+    from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
+    from edgekit.runtime.generation.sampling import Logprob
+    from edgekit.runtime.generation.tokenizer import Codec, read_codec
     from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
     from edgekit.runtime.generation.tool_call_formats import ToolCall
     from edgekit.runtime.generation.tool_calls import parse_tool_calls
+    from edgekit.runtime.memory.report import MemoryClass
+    from edgekit.runtime.metrics import Metrics, Timings
     from edgekit.runtime.open import open_runtime as open  # noqa: A004 - edgekit.open is the door
+    from edgekit.runtime.open import predict_opening
     from edgekit.runtime.options import Options
+    from edgekit.runtime.reading_request import ReadingJob
+    from edgekit.runtime.recommended import chat_sampling
     from edgekit.runtime.runtime import Runtime
+    from edgekit.runtime.scoring import Score, Scoring
+    from edgekit.runtime.speculation.speculation import SpeculationReport
     from edgekit.runtime.stream import Answer, Stream
     from edgekit.runtime.text_assembler import Piece
 
@@ -34,60 +50,86 @@ __all__ = [
     "Artifact",
     "AsyncRuntime",
     "AsyncStream",
+    "ChatTemplate",
+    "Codec",
     "DeviceProfile",
     "EdgekitError",
+    "Logprob",
+    "MemoryClass",
+    "Metrics",
+    "ModelSource",
     "ModelSpec",
     "NeutralWeights",
     "Options",
     "Piece",
     "Plan",
+    "ReadingJob",
     "Recipe",
     "Runtime",
+    "Score",
+    "Scoring",
+    "SpeculationReport",
     "Stream",
+    "Tensor",
+    "Timings",
     "ToolCall",
     "ToolCallDelta",
     "__version__",
+    "bill_of_materials",
+    "chat_sampling",
     "export",
+    "find_recipe",
     "load_profile",
+    "model_card",
     "open",
+    "open_artifact",
+    "open_source",
+    "open_tensors",
     "parse_tool_calls",
     "plan",
+    "predict_opening",
     "quantize",
+    "read_artifact",
+    "read_codec",
+    "read_template",
+    "verify",
 ]
 
-_LAZY = {
-    "Answer": ("edgekit.runtime.stream", "Answer"),
-    "Artifact": ("edgekit.artifact.artifact", "Artifact"),
-    "AsyncRuntime": ("edgekit.runtime.async_runtime", "AsyncRuntime"),
-    "AsyncStream": ("edgekit.runtime.async_runtime", "AsyncStream"),
-    "DeviceProfile": ("edgekit.contracts.device", "DeviceProfile"),
-    "ModelSpec": ("edgekit.model.spec", "ModelSpec"),
-    "NeutralWeights": ("edgekit.contracts.neutral", "NeutralWeights"),
-    "Options": ("edgekit.runtime.options", "Options"),
-    "Piece": ("edgekit.runtime.text_assembler", "Piece"),
-    "Plan": ("edgekit.contracts.plan", "Plan"),
-    "Recipe": ("edgekit.contracts.recipe", "Recipe"),
-    "Runtime": ("edgekit.runtime.runtime", "Runtime"),
-    "Stream": ("edgekit.runtime.stream", "Stream"),
-    "ToolCall": ("edgekit.runtime.generation.tool_calls", "ToolCall"),
-    "ToolCallDelta": ("edgekit.runtime.generation.tool_call_deltas", "ToolCallDelta"),
-    "export": ("edgekit.api", "export"),
-    "load_profile": ("edgekit.device.load", "load_profile"),
-    "open": ("edgekit.runtime.open", "open_runtime"),
-    "parse_tool_calls": ("edgekit.runtime.generation.tool_calls", "parse_tool_calls"),
-    "plan": ("edgekit.api", "plan"),
-    "quantize": ("edgekit.api", "quantize"),
+_MODULES = {
+    ".api": ["export", "plan", "quantize"],
+    ".artifact.artifact": ["Artifact", "open_artifact", "read_artifact", "verify"],
+    ".artifact.bom": ["bill_of_materials", "model_card"],
+    ".contracts.device": ["DeviceProfile"],
+    ".contracts.neutral": ["NeutralWeights"],
+    ".contracts.plan": ["Plan"],
+    ".contracts.recipe": ["Recipe"],
+    ".device.load": ["load_profile"],
+    ".model.source": ["ModelSource", "open_source", "open_tensors"],
+    ".model.spec": ["ModelSpec"],
+    ".model.tensors": ["Tensor"],
+    ".planner.request": ["find_recipe"],
+    ".runtime.async_runtime": ["AsyncRuntime", "AsyncStream"],
+    ".runtime.generation.chat_template": ["ChatTemplate", "read_template"],
+    ".runtime.generation.sampling": ["Logprob"],
+    ".runtime.generation.tokenizer": ["Codec", "read_codec"],
+    ".runtime.generation.tool_call_deltas": ["ToolCallDelta"],
+    ".runtime.generation.tool_call_formats": ["ToolCall"],
+    ".runtime.generation.tool_calls": ["parse_tool_calls"],
+    ".runtime.memory.report": ["MemoryClass"],
+    ".runtime.metrics": ["Metrics", "Timings"],
+    ".runtime.open": ["open", "predict_opening"],
+    ".runtime.options": ["Options"],
+    ".runtime.reading_request": ["ReadingJob"],
+    ".runtime.recommended": ["chat_sampling"],
+    ".runtime.runtime": ["Runtime"],
+    ".runtime.scoring": ["Score", "Scoring"],
+    ".runtime.speculation.speculation": ["SpeculationReport"],
+    ".runtime.stream": ["Answer", "Stream"],
+    ".runtime.text_assembler": ["Piece"],
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    module, attribute = _LAZY[name]
-    globals()[name] = value = getattr(import_module(module), attribute)
-    return value
+__getattr__ = lazy(__name__, _MODULES, {"open": "open_runtime", "read_artifact": "read_manifest"})
 
 
 def __dir__() -> list[str]:

@@ -19,20 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
-from edgekit.artifact.installed import installed_folder
 from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, is_shared, sync_folder, write_file
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
+from edgekit.contracts.installed import installed_folder
 from edgekit.contracts.manifest import (
+    FILE_NAME,
     MANIFEST,
     MANIFEST_VERSION,
     MAX_FILES,
     MAX_MANIFEST_BYTES,
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE,
     FileChunk,
     FileFact,
     Manifest,
     ModelOrigin,
+    check_names,
 )
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
@@ -41,10 +45,7 @@ from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpa
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
 
-SIGNATURE = "model.sig"  # a detached signature of all other files, so the manifest cannot list it
-MAX_SIGNATURE_BYTES = 8 << 20
 _DAY_S = 86_400
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -75,6 +76,29 @@ class Artifact(NamedTuple):
             raise TargetMissing(f"{target.name}: {missing}")
         return target
 
+    def check_hashes(self, progress: Callable[[float, float, str], None] | None = None) -> None:
+        """Check the hash of every file. Raises `DamagedArtifact`."""
+        total = sum(fact.bytes for fact in self.manifest.files.values())
+        done = 0
+        for name, fact in self.manifest.files.items():
+            if progress:
+                progress(done, total, name)
+            if file_sha256(self.folder / name) != fact.sha256:
+                raise DamagedArtifact(
+                    f"{self.folder / name}: its bytes are not those that were sealed; export it again"
+                )
+            done += fact.bytes
+        if progress:
+            progress(total, total, "verified")
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes if a file is replaced or rewritten, or if the machine is restarted."""
+        parts = [boot_id(), str(self.folder.resolve())]
+        for name in sorted(self.manifest.files):
+            info = (self.folder / name).stat()
+            parts.append(f"{name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
 
 def seal(
     staging: Path,
@@ -95,7 +119,7 @@ def seal(
     tensors = _tensor_places(plan, staging)
     for path in sorted(_regular_files(staging)):
         name = path.relative_to(staging).as_posix()
-        if not _NAME.fullmatch(name):
+        if not FILE_NAME.fullmatch(name):
             raise InvalidInput(
                 f"{final}: a target wrote a file named {quote_short(name)}, which an artifact cannot hold"
             )
@@ -155,9 +179,9 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
 def open_artifact(path: str | Path) -> Artifact:
     """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
     artifact = read_manifest(path)
-    verified = {"fingerprint": fingerprint_of(artifact)}
+    verified = {"fingerprint": artifact.fingerprint()}
     if not is_marked(artifact.sha256, "verified", verified):
-        check_hashes(artifact)
+        artifact.check_hashes()
         mark(artifact.sha256, "verified", verified)
     return artifact
 
@@ -171,7 +195,7 @@ def verify(
         if not _SHA256.fullmatch(expect.removeprefix("sha256:").lower()):
             raise InvalidInput(f"--expect {quote_short(expect)} is not a sha256: 64 hexadecimal digits are needed")
         raise DamagedArtifact(f"{path}: its hash is {artifact.sha256}, expected {expect}; it is another artifact")
-    check_hashes(artifact, progress)
+    artifact.check_hashes(progress)
     return artifact
 
 
@@ -195,22 +219,6 @@ def read_manifest(path: str | Path) -> Artifact:
     )
     _check_files(folder, manifest)
     return Artifact(folder, manifest, hashlib.sha256(data).hexdigest(), is_sealed)
-
-
-def check_hashes(artifact: Artifact, progress: Callable[[float, float, str], None] | None = None) -> None:
-    """Check the hash of every file. Raises `DamagedArtifact`."""
-    total = sum(fact.bytes for fact in artifact.manifest.files.values())
-    done = 0
-    for name, fact in artifact.manifest.files.items():
-        if progress:
-            progress(done, total, name)
-        if file_sha256(artifact.folder / name) != fact.sha256:
-            raise DamagedArtifact(
-                f"{artifact.folder / name}: its bytes are not those that were sealed; export it again"
-            )
-        done += fact.bytes
-    if progress:
-        progress(total, total, "verified")
 
 
 def staging_for(final: Path, needed_bytes: int) -> Path:
@@ -315,15 +323,6 @@ def _own_file(path: Path) -> os.stat_result:
     return info
 
 
-def check_names(folder: Path, manifest: Manifest) -> None:
-    """Refuse a manifest whose names could lead outside the artifact's folder."""
-    for name in manifest.files:
-        if not _NAME.fullmatch(name) or ".." in name or name in (MANIFEST, SIGNATURE):
-            raise DamagedArtifact(
-                f"{folder}: the manifest names {quote_short(name)}, which cannot be a file of an artifact"
-            )
-
-
 def _check_files(folder: Path, manifest: Manifest) -> None:
     check_names(folder, manifest)
     for name, fact in manifest.files.items():
@@ -347,12 +346,3 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
             raise DamagedArtifact(
                 f"{path}: is not in the manifest; an artifact is never written again: remove this file"
             )
-
-
-def fingerprint_of(artifact: Artifact) -> str:
-    """Return a hash that changes if a file is replaced or rewritten, or if the machine is restarted."""
-    parts = [boot_id(), str(artifact.folder.resolve())]
-    for name in sorted(artifact.manifest.files):
-        info = (artifact.folder / name).stat()
-        parts.append(f"{name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

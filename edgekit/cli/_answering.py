@@ -18,6 +18,7 @@ from pydantic import Field
 from edgekit.cli._opening import adapter_of
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output
+from edgekit.common.footprint import footprint
 from edgekit.common.options import Option
 from edgekit.common.parsing import read_text
 from edgekit.common.units import show_bytes
@@ -25,7 +26,6 @@ from edgekit.contracts.native_loop import LoopStream
 from edgekit.contracts.plan import Plan
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
-from edgekit.runtime.memory.footprint import footprint
 from edgekit.runtime.memory.report import MemoryReport, show
 from edgekit.runtime.metrics import Timings
 from edgekit.runtime.options import GenerationParams

@@ -11,10 +11,10 @@ import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
-from edgekit.artifact.installed import holds_artifact
 from edgekit.cli._ready import chosen, is_only_runtime, ready_artifact
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
+from edgekit.contracts.installed import holds_artifact
 from edgekit.errors import InvalidInput, near_names
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes

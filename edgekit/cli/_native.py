@@ -11,14 +11,14 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.cli._answering import figures_of, interruptible, write
 from edgekit.cli._one_answer import RunArguments, RunResult, prompt_of
 from edgekit.cli._options import given_options
+from edgekit.common.bounds import MAX_SEED
+from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
 from edgekit.contracts.native_loop import LoopMemory
 from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
 from edgekit.plugins import load_native_loop
 from edgekit.runtime.generation.chat_template import read_template
-from edgekit.runtime.generation.sampling import MAX_SEED
-from edgekit.runtime.memory.footprint import footprint
 from edgekit.runtime.memory.report import MemoryClass, MemoryReport
 from edgekit.runtime.metrics import Timings
 

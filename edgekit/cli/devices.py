@@ -17,6 +17,8 @@ from edgekit.common.options import ByteCount, Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import (
     OS_TITLES,
+    THIS,
+    THIS_CPU,
     Budget,
     DeviceKind,
     DeviceProfile,
@@ -26,7 +28,7 @@ from edgekit.contracts.device import (
     SourcedNumber,
     check_entitlements,
 )
-from edgekit.device.catalogue import THIS, THIS_CPU, all_profiles, profile_sha256
+from edgekit.device.catalogue import all_profiles, profile_sha256
 from edgekit.device.load import load_profile
 from edgekit.errors import UnknownName
 

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekit.artifact import artifact
-from edgekit.artifact.installed import holds_artifact
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import print_below
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
+from edgekit.contracts.installed import holds_artifact
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import source_notes
 from edgekit.contracts.recipe import bits_per_weight, weight_bytes

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 MAX_TOKENS = 1 << 28
+MAX_SEED = 2**63 - 1
 
 Version = Annotated[int, Field(ge=1, le=1 << 16)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]

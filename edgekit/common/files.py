@@ -39,6 +39,13 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
+def user_profiles() -> Path:
+    """Return the folder of the user's own device profiles."""
+    if os.environ.get("EDGEKIT_HOME"):
+        return home() / "profiles"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgekit" / "profiles"
+
+
 def is_shared(path: Path, info: os.stat_result) -> bool:
     """Return True for a file with hard links: through another one, another user could rewrite checked bytes.
 

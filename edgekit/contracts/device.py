@@ -55,6 +55,8 @@ DeviceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$
 OsVersion = Annotated[str, AfterValidator(_version)]
 Title = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
+THIS, THIS_CPU = "this", "this-cpu"  # names of this machine, with its GPU and without
+
 
 class SourcedBytes(Frozen):
     """An amount of memory, e.g. `8GiB`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -9,13 +11,17 @@ from pydantic import Field, model_validator
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count, FileBytes, Sha256, Text, Version
 from edgekit.contracts.plan import Plan
+from edgekit.errors import DamagedArtifact, quote_short
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 3  # 1: without a seal; 2: without chunks
 CHUNKS_SINCE = 3
 MAX_MANIFEST_BYTES = 32 << 20
+SIGNATURE = "model.sig"  # a detached signature of all other files, so the manifest cannot list it
+MAX_SIGNATURE_BYTES = 8 << 20
 MAX_FILES = 4096
 MAX_CHUNKS = 1 << 18  # of one file
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
 
 
 class FileChunk(Frozen):
@@ -85,3 +91,12 @@ class Manifest(Frozen):
                 f"plan.storage.capacity_tokens is {plan.storage.capacity_tokens}, and the plan keeps {expected} tokens"
             )
         return self
+
+
+def check_names(folder: Path, manifest: Manifest) -> None:
+    """Refuse a manifest whose names could lead outside the artifact's folder."""
+    for name in manifest.files:
+        if not FILE_NAME.fullmatch(name) or ".." in name or name in (MANIFEST, SIGNATURE):
+            raise DamagedArtifact(
+                f"{folder}: the manifest names {quote_short(name)}, which cannot be a file of an artifact"
+            )

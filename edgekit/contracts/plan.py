@@ -43,6 +43,8 @@ ROUNDED = "weights were rounded to the nearest (rtn); calibrated, gptq loses les
 # without calibration.
 MAX_KV_KL = 0.2
 _MAX_NOTES, _MAX_CANDIDATES = 1000, 10_000
+# Assumed if a tokenizer's file was not read: bytes a token (286 to 381 were measured), and their multiple to read it.
+_TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 
 class MemoryFacts(Frozen):
@@ -105,6 +107,13 @@ class MemoryFacts(Frozen):
     disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept beside the original
     cached_share: Factor = 0.0  # the part of `disk_share` that lies in the cache of a device that opens the artifact
     source: Text
+
+    def tokenizer(self, model: ModelSpec) -> tuple[int, int]:
+        """Return the bytes of the tokenizer, and the extra bytes while its file is read."""
+        assumed = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
+        held = assumed if self.tokenizer_bytes is None else self.tokenizer_bytes
+        reading = self.tokenizer_reading_bytes
+        return held, round(held * _TOKENIZER_READING_SHARE) if reading is None else reading
 
 
 class SpeedFacts(Frozen):

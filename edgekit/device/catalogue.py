@@ -7,32 +7,23 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from edgekit.common.files import home
+from edgekit.common.files import user_profiles
 from edgekit.common.parsing import read_yaml
-from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.device import THIS, THIS_CPU, DeviceProfile
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
-THIS, THIS_CPU = "this", "this-cpu"
 PROFILE_ENDINGS = (".yaml", ".yml")
 
 
 def all_profiles(folders: Sequence[Path] = ()) -> dict[str, DeviceProfile]:
     """Read every installed profile and those in `folders`, by name, without `this`."""
     return {name: read_profile(file) for name, file in sorted(profile_files(folders).items())}
-
-
-def user_folder() -> Path:
-    """Return the folder of the user's own profiles."""
-    if os.environ.get("EDGEKIT_HOME"):
-        return home() / "profiles"
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgekit" / "profiles"
 
 
 def builtin_folder() -> Traversable:
@@ -70,7 +61,7 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Traversable]:
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"{folder}: is not a folder of profiles; check the path")
-    for place in (*folders, user_folder(), *_installed_folders()):
+    for place in (*folders, user_profiles(), *_installed_folders()):
         for file in _yaml_files(place):
             profiles.setdefault(file.name.rpartition(".")[0], file)
     return profiles

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgekit.contracts.device import DeviceProfile
-from edgekit.device.catalogue import PROFILE_ENDINGS, THIS, THIS_CPU, UnknownDevice, profile_files, read_profile
+from edgekit.contracts.device import THIS, THIS_CPU, DeviceProfile
+from edgekit.device.catalogue import PROFILE_ENDINGS, UnknownDevice, profile_files, read_profile
 
 
 def load_profile(name_or_path: str | Path, folders: Sequence[Path] = ()) -> DeviceProfile:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.plan import Estimate, Quality, Speed
+from edgekit.contracts.quality_measurements import QualityFacts
 from edgekit.contracts.target import Offer
 from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
@@ -15,7 +16,6 @@ from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.gpu_layers import divided, most_that_fit, shares_of, with_host_layers
 from edgekit.planner.head_memory import head_mapped_bytes, head_private_bytes, head_to_seal, with_head
 from edgekit.planner.ladder import ContextConfig, furthest_context
-from edgekit.planner.quality_measurements import QualityFacts
 from edgekit.planner.quality_priors import prior
 from edgekit.planner.request import PlanRequest
 

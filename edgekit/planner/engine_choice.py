@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.device import THIS, DeviceProfile
 from edgekit.contracts.plan import Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe, named_recipe
 from edgekit.contracts.target import Offer
-from edgekit.device.catalogue import THIS
 from edgekit.device.engine_speeds import PROMPT, RECIPE, EngineSpeed, class_of, random_model
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.speed import operations_per_token, touched_weight_bytes

@@ -8,12 +8,13 @@ from pathlib import Path
 from edgekit import plugins
 from edgekit.common.log import log
 from edgekit.common.parsing import parse_json, read_bytes, validate
-from edgekit.contracts.device import DeviceProfile, check_entitlements
+from edgekit.contracts.device import THIS, DeviceProfile, check_entitlements
 from edgekit.contracts.neutral import NeutralManifest, is_neutral, read_manifest
 from edgekit.contracts.plan import PLAN_VERSION, Plan
+from edgekit.contracts.quality_measurements import read_quality_facts
 from edgekit.contracts.recipe import named_recipe, with_budget
 from edgekit.contracts.target import Target
-from edgekit.device.catalogue import THIS, all_profiles
+from edgekit.device.catalogue import all_profiles
 from edgekit.device.engine_speeds import engine_speeds, measures
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, quote_short
@@ -21,7 +22,6 @@ from edgekit.model.source import ModelSource, open_source
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
-from edgekit.planner.quality_measurements import read_quality_facts
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
 from edgekit.quant.own_integers import own_integers, recipe_of

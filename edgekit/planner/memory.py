@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
-# Assumed if a tokenizer's file was not read: bytes a token (286 to 381 were measured), and their multiple to read it.
-_TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 
 def predict(
@@ -85,7 +83,7 @@ def predict(
     running += recurrent_step_bytes(model, fed, sequences, facts, drafts=drafts)
     private_weights = round(weights * facts.private_share) + exit_bytes(model, recipe, facts, exits)
     graph = facts.layer_bytes * len(model.layers)
-    tokenizer, reading = tokenizer_bytes(model, facts)
+    tokenizer, reading = facts.tokenizer(model)
     opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph - facts.library_bytes)
     estimate = Estimate(
         # Weights and rotary tables are clean pages of files; some targets copy their weights again for each exit.
@@ -256,14 +254,6 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     return max(0, round(most) - facts.layer_bytes * len(model.layers))
 
 
-def tokenizer_bytes(model: ModelSpec, facts: MemoryFacts) -> tuple[int, int]:
-    """Return the bytes of the tokenizer, and the extra bytes while its file is read."""
-    assumed = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
-    held = assumed if facts.tokenizer_bytes is None else facts.tokenizer_bytes
-    reading = facts.tokenizer_reading_bytes
-    return held, round(held * _TOKENIZER_READING_SHARE) if reading is None else reading
-
-
 def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
     """Return the facts of a draft model, which has no tokenizer of its own in memory."""
     return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
@@ -325,7 +315,7 @@ def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
 
 def _explain_runtime(plan: Plan) -> str:
     facts = plan.memory
-    tokenizer = show_bytes(tokenizer_bytes(plan.model, facts)[0])
+    tokenizer = show_bytes(facts.tokenizer(plan.model)[0])
     basis = "by its file" if facts.tokenizer_bytes is not None else "by its vocabulary"
     each = f" + {len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph" if facts.layer_bytes else ""
     deriving = deriving_bytes(plan.storage.kv_bits, facts)
@@ -338,7 +328,7 @@ def _explain_runtime(plan: Plan) -> str:
 def _explain_activations(plan: Plan) -> str:
     opening = opening_bytes(plan.model, plan.recipe, plan.memory)
     later = plan.estimate.kv_bytes + plan.estimate.draft_bytes + plan.estimate.prefix_bytes
-    reading = tokenizer_bytes(plan.model, plan.memory)[1]
+    reading = plan.memory.tokenizer(plan.model)[1]
     not_yet = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
     not_yet += plan.memory.library_bytes
     if reading - not_yet > opening and plan.estimate.activation_bytes == reading - not_yet - later:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from edgekit.common.histogram import Histogram
     from edgekit.runtime.embedding import EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import Message
-    from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
     from edgekit.runtime.reranking import Ranked, RerankingOptions

@@ -14,7 +14,7 @@ from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.text_assembler import Piece
 
 if TYPE_CHECKING:
-    from edgekit.runtime.histograms import Histogram
+    from edgekit.common.histogram import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.request import Request
     from edgekit.runtime.scheduler import Scheduler

@@ -15,12 +15,12 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from edgekit.artifact.artifact import Artifact, open_artifact, read_manifest
-from edgekit.artifact.installed import folder_of, read_installed
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count, Sha256, Text, Version
 from edgekit.common.files import write_file
 from edgekit.common.log import log
 from edgekit.common.parsing import read_bytes, validate
+from edgekit.contracts.installed import folder_of, read_installed
 from edgekit.errors import EdgekitError, InvalidInput
 
 _FORMAT = 1

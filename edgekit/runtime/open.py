@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.cores import usable_cores
+from edgekit.common.footprint import mapped_data_bytes, private_bytes_now
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
@@ -21,7 +22,6 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard, OpeningOptions
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, OnPressure, RunConfig, admit, estimate_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import mapped_data_bytes, private_bytes_now
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.request import check_window
 from edgekit.runtime.runtime import Runtime

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_adapters import sealed_adapter
+from edgekit.common.histogram import Histogram
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported
 from edgekit.runtime.budget_share import BudgetShare
@@ -19,10 +20,9 @@ from edgekit.runtime.generation.reasoning import THINKING, ReasoningReader
 from edgekit.runtime.generation.sampling import Sampler
 from edgekit.runtime.generation.structured import Grammars
 from edgekit.runtime.generation.thinking import after_thinking
-from edgekit.runtime.generation.tokenizer import Codec
+from edgekit.runtime.generation.tokenizer import ENDLESS_TOKENS, Codec, check_size
 from edgekit.runtime.generation.tool_calls import tool_names
 from edgekit.runtime.guard import CrashGuard
-from edgekit.runtime.histograms import Histogram
 from edgekit.runtime.loras import LoraRegistry
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
@@ -240,6 +240,10 @@ class Runtime(TextReading):
     def most_prompt_tokens(self) -> int:
         """The most tokens of a prompt; a text that is read through a window may have 65,536."""
         return self._limits.prompt_tokens
+
+    def check_size(self, text: str) -> None:
+        """Raise `ContextExceeded` for a text that is too large for any prompt, by its bytes alone."""
+        check_size(text, max(ENDLESS_TOKENS, self.most_prompt_tokens))
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.codec.decode(tokens)

@@ -11,11 +11,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
+from edgekit.common.histogram import Histogram
 from edgekit.common.locks import ThreadLock
 from edgekit.common.log import log
 from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
-from edgekit.runtime.histograms import Histogram, RequestHistograms
+from edgekit.runtime.histograms import RequestHistograms
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.metrics import Metrics, RuntimeCounters
 from edgekit.runtime.request import Request, Status

@@ -18,9 +18,9 @@ from time import perf_counter
 
 from edgekit import plugins
 from edgekit.artifact.artifact import open_artifact
+from edgekit.common.footprint import footprint
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.plan import Plan
-from edgekit.runtime.memory.footprint import footprint
 from edgekit.testing import write_adapter
 
 PAST, STEPS, ROUNDS = 64, 60, 9

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 import edgekit
+from edgekit.common.footprint import footprint
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.runtime.memory.footprint import footprint
 from examples.benchmarks.heap import used_bytes
 
 SAMPLES = 200  # of memory, evenly over the answer

@@ -40,13 +40,13 @@ from edgekit_onnx.offers import offers
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
+from edgekit.common.footprint import mapped_data_bytes
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan
 from edgekit.device.load import load_profile
 from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.runtime.memory.admission import RunConfig, estimate_of, open_estimate_of
-from edgekit.runtime.memory.footprint import mapped_data_bytes
 from edgekit.runtime.speculation.open import drafting_bytes, drafts
 from edgekit.testing import write_adapter
 from examples.benchmarks.process_memory import HighWater, status_bytes

@@ -20,9 +20,9 @@ from typing import Any
 
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
+from edgekit.common.footprint import footprint
 from edgekit.contracts.feeding import feed
 from edgekit.runtime.generation.tokenizer import read_codec
-from edgekit.runtime.memory.footprint import footprint
 
 HELD_OUT = Path(__file__).parent / "held_out"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgekit.common import files
-from edgekit.common.files import home
-from edgekit.device.catalogue import user_folder
+from edgekit.common.files import home, user_profiles
 from edgekit.errors import InvalidInput
 
 
@@ -32,7 +31,7 @@ def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("EDGEKIT_HOME", "~/kept")
     assert home() == tmp_path / "kept"
-    assert user_folder() == tmp_path / "kept" / "profiles"
+    assert user_profiles() == tmp_path / "kept" / "profiles"
     monkeypatch.setenv("EDGEKIT_HOME", "~nobody-here/kept")
     with pytest.raises(InvalidInput, match="EDGEKIT_HOME='~nobody-here/kept': no such user"):
         home()

@@ -23,7 +23,7 @@ from edgekit.apps.delivery.fetching import PlacedChunk, is_whole, pieces_of
 from edgekit.apps.delivery.installation import manifests_in, staging_of
 from edgekit.apps.delivery.site_index import file_name
 from edgekit.artifact.artifact import verify
-from edgekit.artifact.installed import read_installed
+from edgekit.contracts.installed import read_installed
 
 CONNECTIONS = 4
 _SCRIPT = """

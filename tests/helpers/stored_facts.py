@@ -27,13 +27,13 @@ from edgekit.apps.bench.machine import Machine
 from edgekit.apps.delivery import signing
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
 from edgekit.contracts.recipe import named_recipe
 from edgekit.device import engine_speeds
 from edgekit.device.detect import measuring
 from edgekit.enginekit import exactness
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
-from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
 from edgekit.quant import pipeline
 from edgekit.runtime.speculation import costs
 from edgekit.testing import FakeEngine, install_fake_target

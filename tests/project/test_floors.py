@@ -28,6 +28,7 @@ FLOORS = (
     ("route",),
     ("testing", "doctor"),
     ("cli",),
+    ("commands",),
     ("apps",),
     ("__main__", "optimum"),  # optimum: a command registered with optimum's own command line
 )

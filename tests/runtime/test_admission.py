@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from runtimes import codec
 
 import edgekit
+from edgekit.common.footprint import mapped_data_bytes
 from edgekit.common.free_memory import free_memory
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, RunConfig, admit, estimate_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import mapped_data_bytes
 from edgekit.runtime.memory.report import report
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream

@@ -16,13 +16,13 @@ import pytest
 from chat_templates import ATTACKS, BOMBS, CHATS, FAMILIES, OPTIONS, SPECIAL, WEATHER
 from runtimes import make_runtime, refusal
 
+from edgekit.common.footprint import footprint_of
 from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.errors import InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
 from edgekit.runtime.generation.template_worker import RENDER_BYTES
 from edgekit.runtime.generation.tool_calls import parse_tool_calls
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import footprint_of
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_expensive_templates_are_stopped_and_the_next_chat_works(bomb: str, shor
 
 
 def test_expensive_templates_do_not_grow_our_memory(short: ChatTemplate) -> None:
-    from edgekit.runtime.memory.footprint import footprint
+    from edgekit.common.footprint import footprint
 
     render(short, "warm")
     before = footprint().rss_bytes

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtimes import codec, make_runtime
 
+from edgekit.common.histogram import Histogram
 from edgekit.errors import EdgekitError
-from edgekit.runtime.histograms import Histogram
 from edgekit.testing import FakeEngine
 
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtimes import codec, make_runtime, refusal
 
+from edgekit.common.footprint import private_bytes_now
 from edgekit.common.malloc import return_unused
 from edgekit.common.proc import memory_sizes
 from edgekit.common.subprocesses import WORKER_BYTES
@@ -29,7 +30,6 @@ from edgekit.runtime.generation.structured import MatchedGrammar, checked_text, 
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
 from edgekit.testing.drafting import ReplayDrafter

@@ -5,8 +5,9 @@ Other apps may use these names; each is imported on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
     from edgekit.apps.bench.artifact_subjects import OpenOptions, bytes_per_token, predicted_s, subject_of_artifact
@@ -55,23 +56,25 @@ __all__ = [
     "values_of",
 ]
 _MODULES = {
-    "artifact_subjects": ["OpenOptions", "bytes_per_token", "predicted_s", "subject_of_artifact"],
-    "machine": ["CONTENDED_SHARE", "THROTTLED"],
-    "measurement": ["CaseResult", "Measurement", "Metric", "Predicted", "SubjectInfo", "TrialStatus"],
-    "prompts": ["encoder_of", "tokens_of"],
-    "report.compare": ["Difference", "compare_runs"],
-    "report.markdown": ["markdown"],
-    "report.page": ["page"],
-    "report.results": ["Figures", "Report", "read_report"],
-    "statistics": ["summaries", "values_of"],
-    "subject": ["context_error"],
-    "trials": ["ATTEMPTS", "COOL_DOWN_S", "LOADS"],
-    "workload": ["Case", "Workload", "read_workload"],
+    ".artifact_subjects": ["OpenOptions", "bytes_per_token", "predicted_s", "subject_of_artifact"],
+    ".machine": ["CONTENDED_SHARE", "THROTTLED"],
+    ".measurement": [
+        "CaseResult",
+        "Measurement",
+        "Metric",
+        "Predicted",
+        "SubjectInfo",
+        "TrialStatus",
+    ],
+    ".prompts": ["encoder_of", "tokens_of"],
+    ".report.compare": ["Difference", "compare_runs"],
+    ".report.markdown": ["markdown"],
+    ".report.page": ["page"],
+    ".report.results": ["Figures", "Report", "read_report"],
+    ".statistics": ["summaries", "values_of"],
+    ".subject": ["context_error"],
+    ".trials": ["ATTEMPTS", "COOL_DOWN_S", "LOADS"],
+    ".workload": ["Case", "Workload", "read_workload"],
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _MODULES)

@@ -6,19 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit import Artifact, ModelSpec, Plan, Recipe, Tensor, open_artifact
 from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
 from edgekit.apps.bench.subject import Subject, program_of
 from edgekit.apps.bench.workload import Workload
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.sealed_adapters import sealed_adapter
 from edgekit.common.cores import usable_cores
 from edgekit.common.units import parse_bytes
 from edgekit.contracts.kv_policy import apply_limits
-from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Recipe, bits_per_weight
+from edgekit.contracts.recipe import bits_per_weight
 from edgekit.model.lora import read_adapter
-from edgekit.model.spec import ModelSpec
-from edgekit.model.tensors import Tensor
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.speed import touched_weight_bytes
 

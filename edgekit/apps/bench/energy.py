@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgekit.device.detect.nvidia import open_nvml
+from edgekit.common.nvidia import open_nvml
 
 _MAX_GPUS = 64
 

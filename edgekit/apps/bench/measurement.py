@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from edgekit import MemoryClass, SpeculationReport
 from edgekit.common.base import Frozen
-from edgekit.runtime.memory.report import MemoryClass
-from edgekit.runtime.speculation.speculation import SpeculationReport
 
 Metric = Literal[
     "prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p50_s", "gap_p90_s", "gap_p99_s", "gap_max_s",

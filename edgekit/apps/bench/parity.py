@@ -12,15 +12,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit import Artifact, open_artifact
+from edgekit import open as open_runtime
 from edgekit.apps.bench.eval.evaluate import read_text
 from edgekit.apps.bench.eval.reference import Logits, Windows, engine_logits, windows_of
 from edgekit.apps.bench.eval.text_interface import TextInterface, compare
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.base import Frozen
 from edgekit.common.divergence import Divergence, Pair, divergence_of
 from edgekit.common.progress import Progress
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
-from edgekit.runtime.open import open_runtime
 
 PARITY_TOKENS, PARITY_WINDOW = 512, 128
 # Kernels round activations differently: int8 products change logits by about this much, wrong weights by far more.

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import cast
 
+from edgekit import open_artifact
 from edgekit.apps.bench.prompts import encoder_of, tokens_of
 from edgekit.apps.bench.subject import context_error
 from edgekit.apps.bench.workload import Workload
-from edgekit.artifact.artifact import open_artifact
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.contracts.target import CanProfile, Profile

@@ -8,10 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from edgekit import Artifact, read_codec
 from edgekit.apps.bench.workload import PromptText, WorkloadRequest
-from edgekit.artifact.artifact import Artifact
 from edgekit.errors import InvalidInput
-from edgekit.runtime.generation.tokenizer import read_codec
 
 Encode = Callable[[str, bool], list[int]]  # encode(text, begins_prompt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgekit import Artifact, open_artifact
 from edgekit.apps.bench.artifact_subjects import OpenOptions, predicted_s, subject_of_artifact
 from edgekit.apps.bench.conditions import conditions
 from edgekit.apps.bench.energy import meter
@@ -14,7 +15,6 @@ from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
 from edgekit.apps.bench.prompts import encoder_of
 from edgekit.apps.bench.trials import LOADS, BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Workload
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.progress import Progress
 from edgekit.device.detect import readings
 from edgekit.device.detect.surroundings import local_host

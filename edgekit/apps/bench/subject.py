@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from edgekit import SpeculationReport
 from edgekit.apps.bench.measurement import MemoryUse, Predicted, RequestTimes, SubjectInfo
 from edgekit.common.packages import UNREPORTED
 from edgekit.common.subprocesses import PipedProcess
 from edgekit.errors import ContextExceeded, EdgekitError, TargetFailed, TargetMissing
-from edgekit.runtime.speculation.speculation import SpeculationReport
 
 _MAX_ANSWER_BYTES = 64 << 20
 _CLOSE_S = 10.0

@@ -8,10 +8,9 @@ from time import perf_counter
 from typing import Any
 
 import edgekit
+from edgekit import Stream, Timings
 from edgekit.apps.bench.peers.program import serve
 from edgekit.errors import Unsupported
-from edgekit.runtime.metrics import Timings
-from edgekit.runtime.stream import Stream
 
 
 class ArtifactProgram:

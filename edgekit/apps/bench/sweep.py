@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import edgekit
+from edgekit import Plan, open_artifact
 from edgekit.apps.bench.eval.evaluate import TEXT_TOKENS, evaluate
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import Measurement
@@ -16,14 +18,10 @@ from edgekit.apps.bench.report.results import Point, Report, pareto
 from edgekit.apps.bench.run import bench
 from edgekit.apps.bench.statistics import shown_summary
 from edgekit.apps.bench.workload import Workload
-from edgekit.artifact.artifact import open_artifact
-from edgekit.artifact.export import export
 from edgekit.common.progress import Progress
 from edgekit.common.ray_map import executor_of
 from edgekit.contracts.manifest import MANIFEST
-from edgekit.contracts.plan import Plan
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.quant.calibration import Calibration
 
 MakePlan = Callable[[str], Plan]  # from the name of a recipe
 
@@ -34,7 +32,7 @@ def sweep(
     out: Path,
     workload: Workload,
     *,
-    calibration: Calibration | None = None,
+    calibration: Any = None,  # as `edgekit.export(calibrate=...)` takes it; None: rounded to the nearest
     text: Path | None = None,
     tokens: int = TEXT_TOKENS,
     cluster: str | None = None,
@@ -89,7 +87,7 @@ class _SweepJob(NamedTuple):
     recipe: str
     plan: Plan
     out: Path
-    calibration: Calibration | None
+    calibration: Any
     text: Path | None
     tokens: int
 
@@ -107,7 +105,9 @@ def _export(job: _SweepJob, progress: Progress) -> Path:
         if same != (plan.model_sha256, plan.target, plan.backend, plan.recipe, plan.storage):
             raise InvalidInput(f"{folder}: holds an artifact of another plan; choose another folder with -o")
         return folder
-    return export(plan, folder, calibration=job.calibration, progress=progress).folder
+    if job.calibration is None:
+        return edgekit.export(plan, folder, effort="quick", progress=progress).folder
+    return edgekit.export(plan, folder, calibrate=job.calibration, progress=progress).folder
 
 
 def _evaluate(job: _SweepJob, progress: Progress) -> Evaluation:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
+from edgekit import ModelSpec, SpeculationReport
 from edgekit.apps.bench.artifact_subjects import bytes_per_token
 from edgekit.apps.bench.energy import Meter
 from edgekit.apps.bench.machine import Disturbance, Usage, verdict
@@ -32,9 +33,7 @@ from edgekit.apps.bench.subject import RunningSubject, Subject, context_error
 from edgekit.apps.bench.workload import Case, Workload
 from edgekit.common.progress import Progress
 from edgekit.errors import EdgekitError, TargetFailed
-from edgekit.model.spec import ModelSpec
 from edgekit.planner.speed import operations_per_token
-from edgekit.runtime.speculation.speculation import SpeculationReport
 
 ATTEMPTS = 3  # per trial, while attempts are disturbed
 BUSY_AFTER = 2 * ATTEMPTS  # disturbed trials in a row, after which the machine counts as busy: no more repeats

@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.artifact.installed import (
+from edgekit import Artifact, open_artifact
+from edgekit.common.file_lock import file_lock
+from edgekit.common.files import sync_folder
+from edgekit.common.parsing import read_bytes
+from edgekit.common.progress import Progress
+from edgekit.common.sealed_json import read_sealed_json
+from edgekit.contracts.installed import (
     VERSIONS,
     InstallationState,
     InstalledArtifact,
@@ -18,11 +23,6 @@ from edgekit.artifact.installed import (
     read_installed,
     write_installed,
 )
-from edgekit.common.file_lock import file_lock
-from edgekit.common.files import sync_folder
-from edgekit.common.parsing import read_bytes
-from edgekit.common.progress import Progress
-from edgekit.common.sealed_json import read_sealed_json
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
 from edgekit.errors import EdgekitError, InvalidInput
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgekit import Artifact, verify
 from edgekit.apps.delivery.signing import Signer, sign_bytes
 from edgekit.apps.delivery.site_index import (
     INDEX,
@@ -27,13 +28,12 @@ from edgekit.apps.delivery.site_index import (
     manifest_name,
     signature_name,
 )
-from edgekit.artifact.artifact import SIGNATURE, Artifact, verify
 from edgekit.common.file_lock import file_lock
 from edgekit.common.files import copy_file, disk_full, file_sha256, free_bytes, sync_folder, write_file
 from edgekit.common.parsing import read_bytes
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
-from edgekit.contracts.manifest import CHUNKS_SINCE, MANIFEST
+from edgekit.contracts.manifest import CHUNKS_SINCE, MANIFEST, SIGNATURE
 from edgekit.errors import InvalidInput, OutOfSpace, UnknownName
 
 

@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from edgekit import load_profile, open_artifact
+from edgekit import read_artifact as read_manifest
 from edgekit.apps.delivery import fetching, installation
 from edgekit.apps.delivery.fetching import FetchLimits, PlacedChunk
 from edgekit.apps.delivery.signing import check_signature
@@ -25,26 +27,24 @@ from edgekit.apps.delivery.site_index import (
     signature_name,
 )
 from edgekit.apps.delivery.transport import Site
-from edgekit.artifact.artifact import (
-    MAX_SIGNATURE_BYTES,
-    SIGNATURE,
-    check_hashes,
-    check_names,
-    open_artifact,
-    read_manifest,
-)
-from edgekit.artifact.installed import (
+from edgekit.common.files import free_bytes, write_file
+from edgekit.common.progress import Progress
+from edgekit.common.sealed_json import read_sealed_json
+from edgekit.contracts.installed import (
     InstallationState,
     InstalledArtifact,
     folder_of,
     read_installed,
     write_installed,
 )
-from edgekit.common.files import free_bytes, write_file
-from edgekit.common.progress import Progress
-from edgekit.common.sealed_json import read_sealed_json
-from edgekit.contracts.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
-from edgekit.device.load import load_profile
+from edgekit.contracts.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE,
+    Manifest,
+    check_names,
+)
 from edgekit.errors import (
     DamagedArtifact,
     EdgekitError,
@@ -327,7 +327,7 @@ def _check_staged(staging: Path, chosen: PublishedArtifact, keys: str | Path | N
     """Check the complete artifact, signature included, before it is used."""
     artifact = read_manifest(staging)
     assert artifact.sha256 == chosen.sha256
-    check_hashes(artifact, lambda done, total, what: progress(done, total, f"checking: {what}"))
+    artifact.check_hashes(lambda done, total, what: progress(done, total, f"checking: {what}"))
     if keys is not None:
         if chosen.signature_sha256 is None:
             raise UntrustedSignature(

@@ -18,18 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.artifact.artifact import (
-    MAX_SIGNATURE_BYTES,
-    SIGNATURE,
-    Artifact,
-    check_hashes,
-    fingerprint_of,
-    read_manifest,
-)
+from edgekit import Artifact
+from edgekit import read_artifact as read_manifest
 from edgekit.common.files import write_file
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import parse_json, read_bytes
-from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.manifest import MANIFEST, MAX_SIGNATURE_BYTES, SIGNATURE
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing, UntrustedSignature, quote_short
 
 _MAX_PEM_BYTES = 1 << 20
@@ -57,7 +51,7 @@ class KeylessIdentity(NamedTuple):
 def sign(path: str | Path, signer: Signer) -> Artifact:
     """Check every byte of an artifact and sign it; an existing signature is replaced."""
     artifact = read_manifest(path)
-    check_hashes(artifact)
+    artifact.check_hashes()
     write_file(artifact.folder / SIGNATURE, _signed(artifact.folder, signer))
     return artifact
 
@@ -101,7 +95,7 @@ def check_required_signature(artifact: Artifact, trusted: str | Path | KeylessId
         return
     place = artifact.folder / SIGNATURE
     signature = read_bytes(place, MAX_SIGNATURE_BYTES) if place.exists() else b""
-    parts = [fingerprint_of(artifact).encode(), signature, *(pem for _, pem in _pems(Path(trusted)))]
+    parts = [artifact.fingerprint().encode(), signature, *(pem for _, pem in _pems(Path(trusted)))]
     seen = {"checked": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}
     if not _is_certified(signature) and is_marked(artifact.sha256, "signature", seen):
         return

@@ -9,10 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from edgekit import DeviceProfile, Plan
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count, FileBytes, Sha256, Share, Text, Version, Word
-from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
 INDEX = "index.json"

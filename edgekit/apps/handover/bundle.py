@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit import ModelSource, NeutralWeights
 from edgekit.apps.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
 from edgekit.apps.handover.int8_inputs import write_int8
 from edgekit.apps.handover.readme import readme
@@ -17,11 +18,10 @@ from edgekit.artifact.sealed_head import hand_over_head
 from edgekit.artifact.weights_copy import copy_weights
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
-from edgekit.contracts.neutral import NeutralWeights, is_neutral
+from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.lora import copy_adapter
-from edgekit.model.source import ModelSource
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ import click
 from pydantic import Field
 
 import edgekit
+from edgekit import NeutralWeights, open_source
 from edgekit.apps.handover.bundle import NeutralReader, check_bundle, write_bundle
 from edgekit.apps.handover.fp8 import write_fp8
 from edgekit.apps.handover.make import plan_server, recipe_for
@@ -19,17 +20,12 @@ from edgekit.apps.handover.reference import ServedWeights
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.table import LAYOUT_HEAD, layout_rows
-from edgekit.cli._calibrating import Calibrating, announce
-from edgekit.cli._console import draw
-from edgekit.cli._options import options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import Calibrating, announce, draw, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.progress import Progress
 from edgekit.common.units import show_bytes
-from edgekit.contracts.neutral import NeutralWeights
 from edgekit.errors import DoesNotFit, InvalidInput
-from edgekit.model.source import open_source
 
 
 class HandoverOutput(Frozen):

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edgekit import ModelSource, ModelSpec, Recipe, Tensor, open_tensors
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.parsing import read_json
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import FLOAT_DTYPES, on_disk
-from edgekit.contracts.recipe import Recipe
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.source import ModelSource, open_tensors
-from edgekit.model.spec import ModelSpec
-from edgekit.model.tensors import Tensor
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.shards import as_stored, parts_of, reader, shard_name, write_index
 from edgekit.quant.source_files import copy_companions

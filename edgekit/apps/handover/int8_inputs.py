@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit import ModelSpec, NeutralWeights, Recipe, Tensor
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.parsing import read_json
-from edgekit.contracts.neutral import NeutralWeights, StoredTensor, is_module, on_disk, stored_as
-from edgekit.contracts.recipe import Format, Recipe
+from edgekit.contracts.neutral import StoredTensor, is_module, on_disk, stored_as
+from edgekit.contracts.recipe import Format
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.spec import ModelSpec
-from edgekit.model.tensors import Tensor
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.shards import parts_of, shard_name, write_index
 from edgekit.quant.source_files import copy_companions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgekit import ModelSource, ModelSpec, Recipe, open_source
 from edgekit.apps.handover.gpus import gpu_group
 from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs
 from edgekit.apps.handover.server_plan import ServerPlan
@@ -11,13 +12,11 @@ from edgekit.apps.handover.servers.layouts import ServerSubject
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest
-from edgekit.contracts.recipe import RECIPES, Recipe, budget_bytes
+from edgekit.contracts.recipe import RECIPES, budget_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.heads import read_head_spec
 from edgekit.model.lora import read_adapter
 from edgekit.model.same_vocabulary import check_same_vocabulary
-from edgekit.model.source import ModelSource, open_source
-from edgekit.model.spec import ModelSpec
 from edgekit.quant.own_integers import recipe_of
 from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_model, refuse_split
 

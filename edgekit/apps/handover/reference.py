@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.fp8 import round_activations, round_cache
 from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs, round_inputs
 from edgekit.apps.handover.server_plan import ActivationFormat, ServerPlan
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
-from edgekit.contracts.recipe import Recipe
-from edgekit.model.spec import ModelSpec
 from edgekit.model.tokenizer_file import read_tokenizer
 from edgekit.quant import reference_decoder
 

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from edgekit import ModelSpec, Recipe
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Amount, Bytes, Count, FileBytes, Sequences, Sha256, Text, Tokens, Version, Word
 from edgekit.contracts.plan import Failure
-from edgekit.contracts.recipe import Recipe
-from edgekit.model.spec import ModelSpec
 
 SERVER_PLAN_VERSION = 1
 ServerName = Literal["vllm", "sglang", "ray", "kserve", "dynamo"]

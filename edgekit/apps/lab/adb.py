@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from time import monotonic
 
+from edgekit import load_profile
 from edgekit.apps.bench import LOADS, Measurement, TrialStatus, read_workload
 from edgekit.apps.lab.adb_shell import Shell
 from edgekit.apps.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, read_measurement
@@ -25,9 +26,8 @@ from edgekit.apps.lab.phone_state import ASKED, PhoneState, meminfo_bytes, phone
 from edgekit.apps.lab.programs import Ended, exit_error
 from edgekit.apps.lab.runner_job import check_answer, job_of
 from edgekit.common.files import file_sha256
+from edgekit.contracts.device import THIS, THIS_CPU
 from edgekit.contracts.manifest import MANIFEST
-from edgekit.device.catalogue import THIS, THIS_CPU
-from edgekit.device.load import load_profile
 from edgekit.errors import DeviceFailed, DeviceUnreachable, InvalidInput, WorkloadFailed, quote_short
 
 _OPTIONS = {"runner": str, "adb": str, "folder": str, "min_battery": int, "repeats": int, "loads": int}

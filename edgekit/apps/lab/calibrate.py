@@ -11,16 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from edgekit import DeviceProfile, Plan, load_profile
 from edgekit.apps.bench import Measurement
 from edgekit.apps.lab.store import LabStore
-from edgekit.common.files import write_file
+from edgekit.common.files import user_profiles, write_file
 from edgekit.common.units import show_bytes
-from edgekit.contracts.device import AppLimit, DeviceProfile, SourcedBytes, SourcedNumber
-from edgekit.contracts.plan import Plan
-from edgekit.device.catalogue import THIS, THIS_CPU, user_folder
-from edgekit.device.load import load_profile
+from edgekit.contracts.device import THIS, THIS_CPU, AppLimit, SourcedBytes, SourcedNumber
 from edgekit.errors import InvalidInput
-from edgekit.planner.memory import tokenizer_bytes
 
 _RUNTIME = "runtime and private weights"  # the name of the class in memory reports
 
@@ -53,7 +50,7 @@ class _Figures:
         taken_bytes = next((one.measured_bytes for one in measurement.memory.classes if one.name == _RUNTIME), None)
         if plan is not None and taken_bytes is not None:
             graph = plan.memory.layer_bytes * len(plan.model.layers)
-            model = plan.estimate.private_weights_bytes + graph + tokenizer_bytes(plan.model, plan.memory)[0]
+            model = plan.estimate.private_weights_bytes + graph + plan.memory.tokenizer(plan.model)[0]
             if taken_bytes > model:
                 self.bases.setdefault(f"{plan.target}.{plan.backend}", []).append(taken_bytes - model)
 
@@ -84,7 +81,7 @@ def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[Wr
     changed = profile.model_copy(update={field: value for field, value, *_ in changes})
     body = changed.model_dump(mode="json", exclude_none=True)
     DeviceProfile.model_validate_json(changed.model_dump_json())  # refuse contradictions before writing
-    path = user_folder() / f"{profile.name}.yaml"
+    path = user_profiles() / f"{profile.name}.yaml"
     if changes:
         write_file(path, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
     return [Written(profile.name, path, what, before, now) for _, _, what, before, now in changes if what]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 from pydantic import Field
 
-from edgekit.cli._options import json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads, Repeats
 from edgekit.common.files import home, write_output

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, ValidationError, field_validator
 
+from edgekit import DeviceProfile
 from edgekit.apps.bench import Measurement
 from edgekit.common.base import Frozen
-from edgekit.contracts.device import DeviceProfile
 from edgekit.errors import DeviceFailed, InvalidInput, UnknownName, WorkloadFailed, quote_short
 
 DEVICES = "edgekit.devices"

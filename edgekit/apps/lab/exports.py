@@ -6,15 +6,12 @@ import hashlib
 import re
 from pathlib import Path
 
+import edgekit
+from edgekit import Plan, open_artifact
 from edgekit.apps.lab.matrix import Lab
-from edgekit.artifact.artifact import open_artifact
-from edgekit.artifact.export import export
 from edgekit.common.progress import Progress
 from edgekit.common.ray_map import executor_of
-from edgekit.contracts.plan import Plan
 from edgekit.errors import EdgekitError
-from edgekit.planner.make import make_plans
-from edgekit.planner.request import PlanRequest, find_recipe
 
 
 def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = None) -> dict[str, list[Path]]:
@@ -25,13 +22,13 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
     folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
     missing: dict[Path, Plan] = {}
     for entry in lab.models:
-        request = PlanRequest(recipe=find_recipe(entry.recipe) if entry.recipe else None, context=entry.context)
-        plans = make_plans(
+        plans = edgekit.plan(
             entry.model,
             [device.profile for device in lab.devices],
-            request,
+            recipe=entry.recipe,
+            context=entry.context,
             per_device=True,
-            profiles=[Path(path) for path in lab.profiles],
+            profiles=lab.profiles,
         )
         for device, plan in zip(lab.devices, plans, strict=True):
             key = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
@@ -53,7 +50,7 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
 
 def _build(job: tuple[Path, Plan], progress: Progress) -> None:
     path, plan = job
-    export(plan, path, progress=progress)
+    edgekit.export(plan, path, effort="quick", progress=progress)
 
 
 def _is_sealed(path: Path) -> bool:

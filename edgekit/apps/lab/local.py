@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgekit import load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, environment_of, read_measurement
 from edgekit.apps.lab.leases import lease
 from edgekit.apps.lab.programs import Programs, exit_error
-from edgekit.artifact.artifact import open_artifact
-from edgekit.device.load import load_profile
 from edgekit.errors import DeviceUnreachable, InvalidInput
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from edgekit import Artifact, open_artifact
 from edgekit.apps.bench import LOADS, Metric, Workload, predicted_s, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, LabName
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Amount, Bytes, Count, Repeats, Sha256, Text
 from edgekit.common.parsing import read_yaml

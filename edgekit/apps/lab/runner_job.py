@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from edgekit import Artifact, open_artifact
 from edgekit.apps.bench import (
     ATTEMPTS,
     CONTENDED_SHARE,
@@ -31,7 +32,6 @@ from edgekit.apps.bench import (
     summaries,
     tokens_of,
 )
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads
 from edgekit.errors import InvalidInput, Unsupported, WorkloadFailed, quote_short

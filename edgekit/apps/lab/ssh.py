@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgekit import Artifact, load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, read_measurement
 from edgekit.apps.lab.leases import lease
 from edgekit.apps.lab.local import workload_sha256
 from edgekit.apps.lab.programs import Programs, exit_error
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.files import file_sha256, home
 from edgekit.contracts.manifest import MANIFEST
-from edgekit.device.load import load_profile
 from edgekit.errors import DeviceUnreachable, InvalidInput, quote_short
 
 _OPTIONS = {"user": str, "port": int, "identity": str, "known_hosts": str, "python": str, "folder": str,

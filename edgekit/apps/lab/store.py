@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from edgekit import Plan, open_artifact
 from edgekit.apps.bench import Measurement
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
-from edgekit.artifact.artifact import open_artifact
 from edgekit.common.bounds import Count, Moment, Text
 from edgekit.common.files import free_bytes
 from edgekit.common.parsing import sentence_of, validate
-from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, UnknownName, quote_short
 
 EntryOutcome = Literal["measured", "failed", "infra_lost", "disturbed", "stopped"]

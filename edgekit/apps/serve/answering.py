@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from edgekit import AsyncStream, Logprob, Piece
 from edgekit.apps.serve.call import Call
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import ApiError
-from edgekit.runtime.async_runtime import AsyncStream
-from edgekit.runtime.generation.sampling import Logprob
-from edgekit.runtime.prompts import Prompt
-from edgekit.runtime.text_assembler import Piece
 
 _UNREAD_PIECES = 64
 
@@ -21,7 +18,7 @@ _UNREAD_PIECES = 64
 class Asked(NamedTuple):
     """One prompt, with the options of its answers."""
 
-    prompt: Prompt
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
     answers: int = 1
     tools: Sequence[Mapping[str, Any]] | None = None

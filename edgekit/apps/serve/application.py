@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
+    from edgekit import AsyncRuntime, Runtime
     from edgekit.apps.serve.pool import OnDemand
-    from edgekit.runtime.async_runtime import AsyncRuntime
-    from edgekit.runtime.runtime import Runtime
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models", list_models),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from edgekit import Piece
 from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import (
@@ -28,7 +29,6 @@ from edgekit.apps.serve.fields import (
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import error_content, invalid
 from edgekit.apps.serve.tools import CallParts, FunctionTool, ToolPlan, plan_tools, whole_arguments
-from edgekit.runtime.text_assembler import Piece
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -11,10 +11,7 @@ import click
 from pydantic import Field
 
 from edgekit.apps.serve.settings import ServerSettings
-from edgekit.cli._artifact_for import artifact_for
-from edgekit.cli._console import draw
-from edgekit.cli._opening import adapter_of
-from edgekit.cli._options import SectionedCommand, json_option, options
+from edgekit.commands import SectionedCommand, adapter_of, artifact_for, draw, json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.log import log
 from edgekit.common.options import Option

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from edgekit import Logprob, Score
 from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.chat import usage_content
 from edgekit.apps.serve.fields import SamplingFields, TokenNumber, Whole, refuse
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import error_content, invalid
-from edgekit.runtime.generation.sampling import Logprob
-from edgekit.runtime.scoring import Score
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from starlette.responses import Response
 
-    from edgekit.runtime.reading_request import ReadingJob
+    from edgekit import ReadingJob
 
 Job = TypeVar("Job", bound="ReadingJob[Any, Any]")
 Result = TypeVar("Result")

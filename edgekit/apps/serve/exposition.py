@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
-from edgekit.runtime.memory.footprint import private_bytes_now
+from edgekit.common.footprint import private_bytes_now
 
 if TYPE_CHECKING:
+    from edgekit import Metrics
     from edgekit.apps.serve.call import Call
     from edgekit.apps.serve.pool import PooledModel
     from edgekit.apps.serve.service import Service
-    from edgekit.runtime.histograms import Histogram
-    from edgekit.runtime.metrics import Metrics
+    from edgekit.common.histogram import Histogram
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "cancelled": "abort", "error": "error"}

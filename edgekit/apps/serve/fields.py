@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from edgekit.apps.serve.problems import ApiError, invalid, not_offered
-from edgekit.runtime.generation.sampling import MAX_SEED
+from edgekit.common.bounds import MAX_SEED
 
 MOST_CHOICES = 8
 # Options that a request may set under `edgekit`, in addition to those of its API.

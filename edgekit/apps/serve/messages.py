@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from edgekit import Piece
 from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import ApiFields, Name, Real, StopText, Whole, WithoutEffect, own_options, refuse
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import ApiError, error_content, invalid, not_offered
 from edgekit.apps.serve.tools import CallParts, FunctionTool, ToolPlan, plan_tools, whole_arguments
-from edgekit.runtime.text_assembler import Piece
 
 if TYPE_CHECKING:
     from starlette.responses import Response

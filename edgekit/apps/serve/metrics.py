@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from edgekit.runtime.histograms import REQUEST_S, Histogram
+from edgekit.common.histogram import REQUEST_S, Histogram
 
 
 class ServerMetrics:

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from edgekit import AsyncRuntime, ChatTemplate, Runtime, chat_sampling, read_template
 from edgekit.apps.serve.pool import ModelPool, OnDemand, PooledModel, PoolSettings
 from edgekit.apps.serve.problems import ApiError
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.runtime.async_runtime import AsyncRuntime
-from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
-from edgekit.runtime.recommended import chat_sampling
-from edgekit.runtime.runtime import Runtime
 
 _LONGEST_NAME = 256
 

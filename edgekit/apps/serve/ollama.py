@@ -18,12 +18,12 @@ from edgekit.apps.serve.fields import ApiFields, Name, joined_system, refuse
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import ApiError, as_json, invalid
 from edgekit.apps.serve.tools import plan_tools
-from edgekit.runtime.generation.sampling import MAX_SEED
+from edgekit.common.bounds import MAX_SEED
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from edgekit.runtime.text_assembler import Piece
+    from edgekit import Piece
 
 VERSION = "0.13.0"  # clients look for a recent one
 # Ollama's name of an option → ours.

@@ -13,19 +13,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+from edgekit import Artifact, AsyncRuntime, Runtime, predict_opening
+from edgekit import open as open_runtime
 from edgekit.apps.serve.problems import ApiError, api_error
 from edgekit.apps.serve.settings import ServerSettings
-from edgekit.artifact.artifact import Artifact
+from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
 from edgekit.common.options import unknown_option
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
-from edgekit.runtime.async_runtime import AsyncRuntime
-from edgekit.runtime.memory.footprint import footprint
-from edgekit.runtime.open import open_runtime, predict_opening
-from edgekit.runtime.runtime import Runtime
 
 _KEEP_ALIVE_S = 300.0  # default if several models are served
 ModelState = Literal["ready", "loading", "unloading", "absent"]

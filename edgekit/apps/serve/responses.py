@@ -31,7 +31,7 @@ from edgekit.apps.serve.tools import CallPart, CallParts, FunctionTool, ToolPlan
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from edgekit.runtime.text_assembler import Piece
+    from edgekit import Piece
 
 REFUSED = {
     "background": "answers are made while the client waits",

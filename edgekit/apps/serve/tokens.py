@@ -11,7 +11,6 @@ from edgekit.apps.serve.call import Call, json_response
 from edgekit.apps.serve.chat import ChatMessage
 from edgekit.apps.serve.fields import ApiFields, Name, TokenNumber, joined_system
 from edgekit.apps.serve.problems import invalid
-from edgekit.runtime.generation.tokenizer import ENDLESS_TOKENS, check_size
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -46,7 +45,7 @@ async def tokenize(call: Call) -> Response:
 
     def encode() -> list[int]:
         if body.prompt is not None:
-            check_size(body.prompt, max(ENDLESS_TOKENS, runtime.most_prompt_tokens))
+            runtime.check_size(body.prompt)
             return runtime.encode(body.prompt, add_special_tokens=adds)
         return runtime.encode(runtime.render(joined_system(messages)), add_special_tokens=False)
 

@@ -12,7 +12,7 @@ from edgekit.apps.serve.fields import ApiFields, no_choice
 from edgekit.apps.serve.problems import invalid
 
 if TYPE_CHECKING:
-    from edgekit.runtime.text_assembler import Piece
+    from edgekit import Piece
 
 MOST_TOOLS = 128
 _MAX_CHARACTERS = 256 << 10

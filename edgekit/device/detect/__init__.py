@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from edgekit.common.cores import usable_cores
+from edgekit.common.nvidia import Gpu
 from edgekit.common.units import GIB, MIB
 from edgekit.contracts.device import DeviceKind, DeviceProfile, SourcedBytes, SourcedCount, SourcedNumber
 from edgekit.device.detect import readings
-from edgekit.device.detect.nvidia import Gpu
 from edgekit.device.detect.surroundings import HostProbe, local_host
 from edgekit.errors import Unsupported
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.common.cores import cores_allowed
+from edgekit.common.nvidia import Gpu, find_gpus
 from edgekit.common.packages import version_of
 from edgekit.device.detect.measuring import MachineSpeed, machine_speed
-from edgekit.device.detect.nvidia import Gpu, find_gpus
 
 _MAX_ANSWER_BYTES = 4 << 20
 

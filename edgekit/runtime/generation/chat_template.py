@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekit.common.footprint import footprint_of
 from edgekit.common.parsing import read_json, read_text
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.errors import InvalidOption, InvalidPrompt, LimitExceeded, TemplateRefused, Unsupported, quote_short
 from edgekit.model.tokenizer_file import MAX_TEMPLATE_BYTES
 from edgekit.runtime.generation.described_tools import with_described_tools
 from edgekit.runtime.generation.template_worker import BYTES_A_BYTE, RENDER_BYTES
-from edgekit.runtime.memory.footprint import footprint_of
 
 if TYPE_CHECKING:
     from edgekit.runtime.memory.budget import BudgetUser

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import MAX_SEED
 from edgekit.errors import InvalidInput, TargetFailed
 from edgekit.runtime.generation import portable_math
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-MAX_SEED = 2**63 - 1
 MAX_TOP = 20  # alternatives that are reported beside a token
 Unit = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
 

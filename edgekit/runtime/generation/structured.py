@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from edgekit.common.footprint import pages_touched, private_bytes_now
 from edgekit.common.locks import ThreadLock
 from edgekit.common.malloc import return_unused
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
@@ -24,7 +25,6 @@ from edgekit.runtime.generation.grammar_worker import MORE_BYTES, grammar_of
 from edgekit.runtime.generation.patterns import as_ecma, schema_as_ecma
 from edgekit.runtime.generation.schemas import close_objects
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
-from edgekit.runtime.memory.footprint import pages_touched, private_bytes_now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from edgekit.common.base import Frozen
+from edgekit.common.footprint import Footprint, footprint, footprint_of, mapped_data_bytes
 from edgekit.common.free_memory import Free, free_memory
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Estimate, FallbackStep
 from edgekit.runtime.memory.admission import AdmittedConfig
 from edgekit.runtime.memory.budget import BudgetClass
-from edgekit.runtime.memory.footprint import Footprint, footprint, footprint_of, mapped_data_bytes
 from edgekit.runtime.metrics import Metrics
 
 

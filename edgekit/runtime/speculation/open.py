@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.artifact.installed import holds_artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.common.parsing import read_text
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.installed import holds_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short

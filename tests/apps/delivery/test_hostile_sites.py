@@ -21,8 +21,8 @@ from edgekit.apps.delivery import fetching, publish, pull
 from edgekit.apps.delivery.fetching import FetchLimits
 from edgekit.apps.delivery.site_index import INDEX, SiteIndex, manifest_name
 from edgekit.apps.delivery.transport import Connection, Site
-from edgekit.artifact.installed import VERSIONS
 from edgekit.common.sealed_json import to_sealed_json
+from edgekit.contracts.installed import VERSIONS
 from edgekit.contracts.manifest import FileChunk, FileFact
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, TransferFailed
 

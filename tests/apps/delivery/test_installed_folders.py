@@ -12,8 +12,8 @@ from published import device_profile
 
 from edgekit.apps.delivery import publish, pull
 from edgekit.artifact.artifact import read_manifest
-from edgekit.artifact.installed import holds_artifact
 from edgekit.cli import command
+from edgekit.contracts.installed import holds_artifact
 from edgekit.runtime.speculation.open import drafting_bytes
 
 

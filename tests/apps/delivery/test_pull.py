@@ -32,9 +32,9 @@ from edgekit.apps.delivery import (
 from edgekit.apps.delivery.fetching import Bandwidth, FetchLimits
 from edgekit.apps.delivery.site_index import INDEX, SiteIndex, file_name, manifest_name
 from edgekit.artifact.artifact import read_manifest, verify
-from edgekit.artifact.installed import VERSIONS, folder_of, read_installed
 from edgekit.cli import command
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
+from edgekit.contracts.installed import VERSIONS, folder_of, read_installed
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace
 from edgekit.formats import chunking

@@ -16,9 +16,9 @@ from fake_artifacts import make_artifact
 import edgekit
 from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.artifact.artifact import open_artifact
+from edgekit.common.footprint import footprint
 from edgekit.common.sealed_json import add_seal
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.runtime.memory.footprint import footprint
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")

@@ -21,7 +21,7 @@ from edgekit_llamacpp import library
 from edgekit_llamacpp.layout import WEIGHTS
 from edgekit_llamacpp.refusals import can_evict, refuse_plan
 
-from edgekit.artifact.artifact import check_hashes, open_artifact, seal
+from edgekit.artifact.artifact import open_artifact, seal
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, Unsupported
@@ -74,7 +74,7 @@ def test_an_artifact_that_is_sealed_anew_must_still_agree_with_its_plan(tmp_path
         (tmp_path / "staging" / WEIGHTS).write_bytes(data)
         seal(tmp_path / "staging", tmp_path / name, made.plan, weights_sha256="0" * 64, tools={}, self_check="none")
     forged = open_artifact(tmp_path / "header")
-    check_hashes(forged)
+    forged.check_hashes()
     with pytest.raises(DamagedArtifact, match=r"head_count_kv is 3, and the plan says 2"):
         forged.working_target().open(forged.plan, forged.folder)
     other = open_artifact(tmp_path / "weights")

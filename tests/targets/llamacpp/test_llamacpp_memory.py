@@ -20,6 +20,7 @@ from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.offers import offer
 
 from edgekit.artifact.export import export
+from edgekit.common.footprint import private_bytes_now
 from edgekit.common.units import MIB
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
@@ -30,7 +31,6 @@ from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
 from edgekit.quant.neutral_gguf import stored_bytes
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
-from edgekit.runtime.memory.footprint import private_bytes_now
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))

@@ -9,9 +9,7 @@ import click
 from pydantic import Field
 
 from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
-from edgekit.cli._opening import Opening, adapter_of
-from edgekit.cli._options import SectionedCommand, as_typed, json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import Opening, SectionedCommand, adapter_of, as_typed, json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads, Repeats
 from edgekit.common.options import Option

@@ -8,7 +8,7 @@ import click
 from pydantic import Field
 
 from edgekit.apps.bench.commands.reports import show, show_notes
-from edgekit.cli._options import json_option, options
+from edgekit.commands import json_option, options
 from edgekit.common.base import Frozen
 
 

@@ -9,8 +9,7 @@ import click
 from pydantic import Field
 
 from edgekit.apps.bench.commands.reports import ReportFiles, show, show_notes
-from edgekit.cli._options import SectionedCommand, as_typed, json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import SectionedCommand, as_typed, json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit.cli._options import json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekit.apps.bench.commands.reports import show
-from edgekit.cli._progress import progress_display
+from edgekit.commands import progress_display
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:

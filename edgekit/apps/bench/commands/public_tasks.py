@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekit.apps.bench.commands.reports import ReportFiles, show
-from edgekit.artifact.installed import holds_artifact
-from edgekit.cli._progress import progress_display
+from edgekit.commands import progress_display
+from edgekit.contracts.installed import holds_artifact
 from edgekit.errors import InvalidInput, quote_short
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from edgekit.cli._console import console as new_console
-from edgekit.cli._console import draw
+from edgekit.commands import console as new_console
+from edgekit.commands import draw
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option

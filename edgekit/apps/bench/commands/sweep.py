@@ -10,9 +10,7 @@ from pydantic import Field
 
 import edgekit
 from edgekit.apps.bench.commands.reports import ReportFiles, show, show_notes
-from edgekit.cli._calibrating import Calibrating, calibration_of
-from edgekit.cli._options import json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import Calibrating, calibration_of, json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.files import write_file
 from edgekit.common.options import Option
@@ -53,6 +51,7 @@ def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     Writes report.json, report.html and report.md beside the artifacts, and pareto.png if a recipe has both a speed and
     a quality. Artifacts of an earlier sweep with the same plan are reused.
     """
+    from edgekit import Plan, find_recipe, open_source
     from edgekit.apps.bench.eval.evaluate import read_text
     from edgekit.apps.bench.machine import Machine
     from edgekit.apps.bench.report.charts import has_pareto, pareto_chart
@@ -60,9 +59,6 @@ def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     from edgekit.apps.bench.run import busy_note
     from edgekit.apps.bench.sweep import sweep
     from edgekit.apps.bench.workload import read_workload
-    from edgekit.contracts.plan import Plan
-    from edgekit.model.source import open_source
-    from edgekit.planner.request import find_recipe
 
     def make_plan(name: str) -> Plan:
         return edgekit.plan(model, choice.device, recipe=name, target=choice.target, context=choice.context)

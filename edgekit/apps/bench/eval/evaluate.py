@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edgekit import Artifact, ModelSource, ModelSpec, Runtime, open_artifact, open_source
+from edgekit import open as open_runtime
 from edgekit.apps.bench.eval.evaluation import Check, Evaluation
 from edgekit.apps.bench.eval.local_tasks import Task, ToolTask, score
 from edgekit.apps.bench.eval.reference import (
@@ -24,18 +26,13 @@ from edgekit.apps.bench.eval.reference import (
 )
 from edgekit.apps.bench.eval.text_interface import TextInterface, compare
 from edgekit.apps.bench.eval.tool_schemas import check_schema
-from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.artifact.installed import holds_artifact
 from edgekit.common.divergence import Divergence, Pair, divergence_of
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.common.progress import Progress
+from edgekit.contracts.installed import holds_artifact
+from edgekit.contracts.quality_measurements import QualityFact, write_quality_fact
 from edgekit.contracts.recipe import bits_per_weight
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.model.source import ModelSource, open_source
-from edgekit.model.spec import ModelSpec
-from edgekit.planner.quality_measurements import QualityFact, write_quality_fact
-from edgekit.runtime.open import open_runtime
-from edgekit.runtime.runtime import Runtime
 
 WINDOW_TOKENS = 512
 TEXT_TOKENS = 4096

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from edgekit import Runtime
 from edgekit.apps.bench.eval.evaluation import TaskScore
 from edgekit.apps.bench.eval.tool_schemas import violation
 from edgekit.common.base import Frozen
 from edgekit.common.parsing import read_bytes, sentence_of
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.runtime.runtime import Runtime
 
 _MAX_TASKS_BYTES = 64 << 20
 _MAX_TASKS = 100_000

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit import ModelSource, open_tensors
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import disk_full, free_bytes, home
 from edgekit.common.progress import Progress
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.feeding import feed
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
-from edgekit.model.source import ModelSource, open_tensors
 from edgekit.quant.shards import reader
 from edgekit.quant.source_files import source_hashes
 

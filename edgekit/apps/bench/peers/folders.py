@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit import NeutralWeights
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
-from edgekit.contracts.neutral import NeutralWeights, bits_of, on_disk
+from edgekit.contracts.neutral import bits_of, on_disk
 from edgekit.errors import Unsupported
 from edgekit.formats.safetensors_writer import TensorWriter
 

@@ -8,20 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from edgekit import Artifact, NeutralWeights, Recipe, open_source
 from edgekit.apps.bench.artifact_subjects import formats_of
 from edgekit.apps.bench.measurement import SubjectInfo
 from edgekit.apps.bench.peers import folders
 from edgekit.apps.bench.subject import Subject
-from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.rebuilding import stored_weights
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
 from edgekit.common.log import log
-from edgekit.contracts.neutral import NeutralWeights, weights_store
+from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import Format, Recipe, Rule
+from edgekit.contracts.recipe import Format, Rule
 from edgekit.errors import EdgekitError, InvalidInput, UnknownName
-from edgekit.model.source import open_source
 from edgekit.planner.speed import touched_weight_bytes
 from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import neutral_weights

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edgekit import ToolCall, parse_tool_calls
 from edgekit.apps.bench.tasks.data_sets import CALL_ANSWERS, CALL_QUESTIONS, records
 from edgekit.apps.bench.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
 from edgekit.common.wheel_data import fetch
 from edgekit.errors import quote_short
-from edgekit.runtime.generation.tool_call_formats import ToolCall
-from edgekit.runtime.generation.tool_calls import parse_tool_calls
 
 _SYSTEM = (
     "You can call functions. They are described here as JSON, one on a line:\n{tools}\n"

@@ -14,6 +14,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
+from edgekit import Artifact, Runtime, Scoring, Stream, open_artifact, read_template
+from edgekit import open as open_runtime
 from edgekit.apps.bench.tasks.calls import FunctionCalls
 from edgekit.apps.bench.tasks.choices import HellaSwag, TruthfulQa
 from edgekit.apps.bench.tasks.code import HumanEval
@@ -22,16 +24,10 @@ from edgekit.apps.bench.tasks.results import GroupResult, TaskComparison, TaskOu
 from edgekit.apps.bench.tasks.statistics import paired, wilson
 from edgekit.apps.bench.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
 from edgekit.apps.bench.tasks.word_problems import Gsm8k
-from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.files import home
 from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, Unsupported
-from edgekit.runtime.generation.chat_template import read_template
-from edgekit.runtime.open import open_runtime
-from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.scoring import Scoring
-from edgekit.runtime.stream import Stream
 
 _ALL: tuple[PublicTask, ...] = (HumanEval(), Gsm8k(), HellaSwag(), TruthfulQa(), FunctionCalls())
 TASKS: dict[str, PublicTask] = {task.name: task for task in _ALL}

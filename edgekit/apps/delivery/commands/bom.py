@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
+from edgekit import bill_of_materials, model_card
+from edgekit import read_artifact as read_manifest
 from edgekit.apps.bench import read_report, values_of
-from edgekit.artifact.artifact import read_manifest
-from edgekit.artifact.bom import bill_of_materials, model_card
-from edgekit.cli._options import options
+from edgekit.commands import options
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option

@@ -12,8 +12,7 @@ from pydantic import Field
 from edgekit.apps.delivery.publish import publish, withdraw
 from edgekit.apps.delivery.signing import Signer
 from edgekit.apps.delivery.site_index import PublishedArtifact
-from edgekit.cli._options import json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Share
 from edgekit.common.options import Option

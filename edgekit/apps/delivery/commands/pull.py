@@ -11,8 +11,7 @@ from pydantic import Field
 
 from edgekit.apps.delivery.fetching import MOST_CONNECTIONS
 from edgekit.apps.delivery.pull import pull
-from edgekit.cli._options import json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteCount, Option
 from edgekit.common.units import show_bytes

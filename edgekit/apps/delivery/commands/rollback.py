@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from edgekit.apps.delivery.installation import rollback
-from edgekit.artifact.installed import read_installed
-from edgekit.cli._options import json_option
-from edgekit.cli._progress import progress_display
+from edgekit.commands import json_option, progress_display
+from edgekit.contracts.installed import read_installed
 
 
 @click.command()

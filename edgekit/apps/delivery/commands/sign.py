@@ -9,9 +9,9 @@ import click
 from pydantic import Field
 
 from edgekit.apps.delivery.signing import Signer, sign
-from edgekit.artifact.artifact import SIGNATURE
-from edgekit.cli._options import json_option, options
+from edgekit.commands import json_option, options
 from edgekit.common.base import Frozen
+from edgekit.contracts.manifest import SIGNATURE
 from edgekit.errors import InvalidInput
 
 

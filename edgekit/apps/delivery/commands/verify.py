@@ -9,9 +9,9 @@ from typing import Annotated
 import click
 from pydantic import Field
 
+from edgekit import verify
 from edgekit.apps.delivery.signing import KeylessIdentity, check_signature
-from edgekit.artifact.artifact import verify
-from edgekit.cli._options import json_option, options
+from edgekit.commands import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpus import GpuGroup
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerName, ServerSpeed
 from edgekit.apps.handover.servers.ranks import kv_bits, misfits, rank_memory, rank_model
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.speed import predict_speed, prefill_seconds
 from edgekit.common.units import show_bytes
-from edgekit.contracts.recipe import Recipe
 from edgekit.model.head_spec import HeadSpec
-from edgekit.model.spec import ModelSpec
 from edgekit.planner.candidates import Violation
 from edgekit.planner.memory import kv_bytes
 

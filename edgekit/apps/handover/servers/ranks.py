@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import GROUPS, Recipe
+from edgekit.contracts.recipe import GROUPS
 from edgekit.model.head_spec import HeadSpec
-from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory
 from edgekit.planner.candidates import Violation
 from edgekit.planner.head_memory import head_server_bytes

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from edgekit import Recipe
 from edgekit.apps.handover.server_plan import ActivationFormat, KVFormat, ServerName
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
-from edgekit.contracts.recipe import Recipe
 from edgekit.planner.request import parse_recipe
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpu import GpuProfile
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerSpeed
 from edgekit.apps.handover.servers.ranks import kv_bits, rank_model
-from edgekit.contracts.recipe import Recipe
-from edgekit.model.spec import ModelSpec
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.speed import PROMPT_TOKENS, active_parameters, operations_per_token, rounded, touched_share
 

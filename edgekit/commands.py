@@ -1,0 +1,49 @@
+"""What a command of an app, or of another package, is made of; entry points `edgekit.commands` add commands.
+
+A command is a click command. `options` turns the fields of frozen models into its options, so that each option has one
+name, type, default and text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from edgekit.cli._artifact_for import artifact_for
+    from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+    from edgekit.cli._console import console, draw
+    from edgekit.cli._opening import Opening, adapter_of
+    from edgekit.cli._options import OutputFile, SectionedCommand, as_typed, json_option, options
+    from edgekit.cli._progress import progress_display
+
+
+__all__ = [
+    "Calibrating",
+    "Opening",
+    "OutputFile",
+    "SectionedCommand",
+    "adapter_of",
+    "announce",
+    "artifact_for",
+    "as_typed",
+    "calibration_of",
+    "console",
+    "draw",
+    "json_option",
+    "options",
+    "progress_display",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "edgekit.cli._artifact_for": ["artifact_for"],
+        "edgekit.cli._calibrating": ["Calibrating", "announce", "calibration_of"],
+        "edgekit.cli._console": ["console", "draw"],
+        "edgekit.cli._opening": ["Opening", "adapter_of"],
+        "edgekit.cli._options": ["OutputFile", "SectionedCommand", "as_typed", "json_option", "options"],
+        "edgekit.cli._progress": ["progress_display"],
+    },
+)
