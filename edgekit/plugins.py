@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from edgekit.common.log import log
 from edgekit.errors import EdgekitError, TargetMissing, UnknownName
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ TARGETS = "edgekit.targets"
 COMMANDS = "edgekit.commands"
 NATIVE_LOOP = "edgekit.native_loop"
 SIGNATURES = "edgekit.signatures"
+DRAFTERS = "edgekit.drafters"
+KV_SCORERS = "edgekit.kv_scorers"
 
 
 def target_names() -> list[str]:
@@ -48,6 +51,24 @@ def installed_commands() -> dict[str, EntryPoint]:
     """Return every command that a package adds, by name. A package cannot replace a command of edgekit."""
     found = sorted(_installed(COMMANDS), key=is_of_edgekit)
     return {entry.name: entry for entry in found}
+
+
+def added_names(group: str) -> list[str]:
+    """Return the names of what packages add to `group`, without importing it."""
+    return [entry.name for entry in _installed(group)]
+
+
+def load_added(group: str) -> dict[str, Any]:
+    """Load what packages add to `group`, by name. What another package cannot load is left out with a warning."""
+    found = {}
+    for entry in sorted(_installed(group), key=lambda entry: (is_of_edgekit(entry), entry.name)):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            if is_of_edgekit(entry):
+                raise
+            log.warning("%s %s (%s) cannot be loaded: %s; reinstall its package", group, entry.name, entry.value, error)
+    return dict(sorted(found.items()))
 
 
 def is_of_edgekit(entry: EntryPoint) -> bool:

@@ -24,9 +24,9 @@ def scoring_bytes(
     """Return the bytes of scoring the tokens of a full window; 0 for other policies."""
     if policy is None or policy.window is None or not policy.is_scored:
         return 0
-    from edgekit.enginekit.keeping import SCORERS, ByAttention  # loads numpy, which only windows by scores need
+    from edgekit.enginekit.keeping import ByAttention, scorers  # loads numpy, which only windows by scores need
 
-    scorer = SCORERS.get(policy.keep)
+    scorer = scorers().get(policy.keep)
     if not isinstance(scorer, ByAttention):
         return _HEAD_COPIES * _FLOAT * policy.window * max(layer.head_dim for layer in model.layers)
     newest, caching = min(scorer.newest, policy.block), [layer for layer in model.layers if layer.stores_kv]

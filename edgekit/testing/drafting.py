@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.drafter import Drafter
-from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
-from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting
 from edgekit.runtime.speculation.drafters import DraftRequest
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
-from edgekit.runtime.speculation.head_drafter import HeadDrafting
 
 if TYPE_CHECKING:
-    from edgekit.model.heads import HeadWeights
     from edgekit.runtime.speculation.controller import SpeculationController
     from edgekit.runtime.speculation.draft_method import DraftMethod
 
@@ -34,13 +29,6 @@ class FixedLengthDrafting(NamedTuple):
 
     def close(self) -> None:
         self.kind.close()
-
-
-def uncalibrated(head: HeadWeights, capacity: int, tokens: int) -> DraftMethod:
-    """Return drafting with an open sealed head, as if each token cost a second."""
-    if head.spec.kv_layers:
-        return AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=tokens)
-    return HeadDrafting(HeadDecoder(head), capacity=capacity, one_s=1.0, block_token_s=1.0, tokens=tokens)
 
 
 class ReplayDrafter:

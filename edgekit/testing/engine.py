@@ -18,7 +18,7 @@ from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import check_features_of
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import scorers
 from edgekit.enginekit.recurrent import forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 from edgekit.testing.fake_segment import SEGMENT_MAGIC, FakeSegment
@@ -68,7 +68,7 @@ class FakeEngine:
             max_position=max_position,
             kv_bits=(16, 8),
             can_evict=can_evict,
-            scorers=tuple(SCORERS) if can_evict else (),
+            scorers=tuple(scorers()) if can_evict else (),
             can_save=can_save,
             can_save_evicted=can_save and can_save_evicted and checkpoint_tokens is None,
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),

@@ -22,10 +22,10 @@ import numpy as np
 from edgekit.contracts.engine import CachedKV
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, Seen
 from edgekit.model.families import model_from_config
 from edgekit.model.head_spec import HEAD, HeadSpec
 from edgekit.model.heads import HeadWeights
-from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder, Seen
 
 LAYERS: dict[str, Any] = {
     "model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4,

@@ -18,15 +18,15 @@ from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.drafter import Drafter
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.methods.drafters.early_exit import EarlyExit
+from edgekit.methods.drafters.head import uncalibrated
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.drafters import DrafterFactory, DraftRequest
-from edgekit.runtime.speculation.early_exit import EarlyExit
 from edgekit.runtime.speculation.ngram import Ngrams
 from edgekit.runtime.speculation.open import open_draft
-from edgekit.testing.drafting import uncalibrated
 
 ROOT = Path(__file__).parents[2]
 TOKENS, PLACES = 24, 4

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import edgekit
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import scorers
 from examples.benchmarks.endless import losses_of
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of continued text")
     parser.add_argument("--starts", type=int, nargs="+", default=[0], help="where continued text begins")
     parser.add_argument("--newest", type=float, nargs="+", default=[0.5], help="shares of a scored window")
-    parser.add_argument("--keep", nargs="+", default=["newest", *SCORERS, FULL])
+    parser.add_argument("--keep", nargs="+", default=["newest", *scorers(), FULL])
     parser.add_argument("--kv-bits", type=int)
     parser.add_argument("--skip", choices=("retrieval", "text"))
     parser.add_argument("--json", type=Path)

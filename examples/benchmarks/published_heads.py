@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from edgekit.artifact.sealed_head import hand_over_head
+from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model.families import model_from_config
 from edgekit.model.heads import read_head
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 VOCABULARY, DRAFTED, TOKENS, LAYERS = 60, 33, 24, [1, 2, 2]
 SIZES: dict[str, Any] = {

@@ -30,6 +30,7 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.methods.drafters.early_exit import EarlyExit
 from edgekit.plugins import load_target
 from edgekit.runtime.generation.sampling import gumbel_argmax
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
@@ -37,7 +38,6 @@ from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import DraftStep, SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, by_turns, known_costs
 from edgekit.runtime.speculation.drafters import Drafting
-from edgekit.runtime.speculation.early_exit import EarlyExit
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams, TextIndex
 from edgekit.runtime.speculation.open import open_draft, open_speculation
 from edgekit.runtime.speculation.speculation import Speculation

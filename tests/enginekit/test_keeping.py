@@ -14,12 +14,12 @@ from edgekit.contracts.kv_policy import SPAN, KVCacheConfig, KVEvictionPolicy, a
 from edgekit.enginekit.keeping import (
     ATTENTION,
     CACHE,
-    SCORERS,
     ByAttention,
     ByCache,
     attended,
     consensus,
     find_scorer,
+    scorers,
     scorers_for,
 )
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
@@ -42,7 +42,7 @@ def layers(tokens: int, odd: slice) -> list[tuple[np.ndarray, np.ndarray]]:
 @pytest.mark.parametrize("name", scorers_for(CACHE))
 def test_a_scorer_prefers_the_tokens_that_differ(name: str) -> None:
     cached = layers(200, slice(40, 48))
-    scorer = SCORERS[name]
+    scorer = scorers()[name]
     assert isinstance(scorer, ByCache)
     scores = consensus(scorer, cached)
     assert scores.dtype == np.float32 and scores.shape == (200,) and np.isfinite(scores).all()
@@ -52,7 +52,7 @@ def test_a_scorer_prefers_the_tokens_that_differ(name: str) -> None:
 
 def test_values_that_are_no_numbers_have_finite_scores() -> None:
     keys = np.full((1, 70, 4), np.nan, np.float32)
-    for scorer in SCORERS.values():
+    for scorer in scorers().values():
         if isinstance(scorer, ByCache):
             assert np.isfinite(consensus(scorer, [(keys, keys)])).all()
             assert np.isfinite(consensus(scorer, [(keys, np.zeros_like(keys))])).all()
@@ -64,7 +64,7 @@ def test_values_that_are_no_numbers_have_finite_scores() -> None:
 
 @pytest.mark.parametrize("name", scorers_for(ATTENTION))
 def test_a_scorer_prefers_the_tokens_that_are_attended_to(name: str) -> None:
-    scorer = SCORERS[name]
+    scorer = scorers()[name]
     assert isinstance(scorer, ByAttention)
     attention = RANDOM.random((2, 3, 200)).astype(np.float32)
     attention[:, :, 40:48] += 2

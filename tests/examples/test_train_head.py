@@ -19,10 +19,10 @@ import torch
 from edgekit.artifact.export import export
 from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
+from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 pytestmark = [pytest.mark.quantize, pytest.mark.onnx]
 pytest.importorskip("onnxruntime")

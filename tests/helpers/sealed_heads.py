@@ -13,10 +13,11 @@ import edgekit
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
+from edgekit.methods.drafters.head import uncalibrated
+from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
-from edgekit.testing.drafting import FixedLengthDrafting, uncalibrated
+from edgekit.testing.drafting import FixedLengthDrafting
 
 TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 SCHEMA = {

@@ -9,12 +9,12 @@ from runtimes import codec
 
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.methods.drafters.early_exit import EarlyExit
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.draft_model import DraftModel
 from edgekit.runtime.speculation.drafters import DrafterFactory, Drafting
-from edgekit.runtime.speculation.early_exit import EarlyExit
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams
 from edgekit.runtime.speculation.speculation import Speculation
 from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter

@@ -1,12 +1,14 @@
 """An app imports only what any program could: public names, contracts, `edgekit.testing`, tools, and itself.
 
-`MOST_PRIVATE` counts the modules that each app imports beyond that. The numbers may only fall.
+A method imports contracts and what its seam gives it. `MOST_PRIVATE` counts the modules that each imports beyond that;
+the numbers may only fall.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,16 @@ import pytest
 import edgekit
 
 ROOT = Path(__file__).parents[2]
-APPS = sorted(path.name for path in (ROOT / "edgekit/apps").iterdir() if path.is_dir() and path.name != "__pycache__")
 OPEN = ("edgekit.contracts", "edgekit.testing", "edgekit.errors", "edgekit.common", "edgekit.commands", "edgekit.route")
-MOST_PRIVATE = {"bench": 14, "handover": 24}
+SEAMS = ("edgekit.drafters", "edgekit.enginekit.keeping.scorer")
+MOST_PRIVATE = {"bench": 14, "handover": 24, "drafters": 6}
+
+
+def folders(kind: str) -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "edgekit" / kind).glob("*/__init__.py"))
+
+
+PARTS = [(kind, name) for kind in ("apps", "methods") for name in folders(kind)]
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -28,30 +37,41 @@ def imports_of(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-def private_modules(app: str) -> set[str]:
-    """The modules of edgekit that `app` imports though they are neither public nor its own."""
-    found = set()
-    for path in (ROOT / "edgekit/apps" / app).rglob("*.py"):
-        for module, name in imports_of(path):
-            is_public = module == "edgekit" and (not name or name in edgekit.__all__)
-            own = f"edgekit.apps.{app}"
-            is_open = any(f"{module}.".startswith(f"{each}.") for each in (*OPEN, own))
-            is_face = module.count(".") == 2 and module.startswith("edgekit.apps.")  # what another app makes public
-            if not (is_public or is_open or is_face or f"{module}.{name}" in OPEN):
-                found.add(f"{module}.{name}" if module == "edgekit" else module)
-    return found
+def is_public(module: str, name: str) -> bool:
+    """Whether edgekit or another app offers this name."""
+    if module == "edgekit" and not name:
+        return True
+    is_face = module == "edgekit" or (module.startswith("edgekit.apps.") and module.count(".") == 2)
+    return is_face and name in getattr(import_module(module), "__all__", ())
 
 
-@pytest.mark.parametrize("app", APPS)
-def test_an_app_imports_no_more_private_modules(app: str) -> None:
-    found = private_modules(app)
-    assert len(found) == MOST_PRIVATE.get(app, 0), f"{app} imports {sorted(found)}"
+def private_modules(kind: str, part: str) -> set[str]:
+    """The modules of edgekit that an app or method imports though they are neither public nor its own."""
+    allowed = (*OPEN, f"edgekit.{kind}.{part}", *(SEAMS if kind == "methods" else ()))
+    return {
+        module
+        for path in (ROOT / "edgekit" / kind / part).rglob("*.py")
+        for module, name in imports_of(path)
+        if not is_public(module, name) and not any(f"{module}.{name}.".startswith(f"{each}.") for each in allowed)
+    }
 
 
-def test_the_core_imports_no_app() -> None:
+@pytest.mark.parametrize(("kind", "part"), PARTS, ids=[part for _, part in PARTS])
+def test_no_more_private_modules_are_imported(kind: str, part: str) -> None:
+    found = private_modules(kind, part)
+    assert len(found) == MOST_PRIVATE.get(part, 0), f"{part} imports {sorted(found)}"
+
+
+def test_the_core_imports_no_app_and_no_method() -> None:
     paths = [path for part in ("edgekit", "targets") for path in (ROOT / part).rglob("*.py")]
-    core = [path for path in paths if not path.is_relative_to(ROOT / "edgekit/apps")]
-    found = [
-        (str(path), module) for path in core for module, _ in imports_of(path) if module.startswith("edgekit.apps")
-    ]
-    assert found == []
+    above = (ROOT / "edgekit/apps", ROOT / "edgekit/methods")
+    core = [path for path in paths if not any(path.is_relative_to(folder) for folder in above)]
+    found = {(str(path), module) for path in core for module, _ in imports_of(path)}
+    assert not [module for _, module in found if module.startswith(("edgekit.apps", "edgekit.methods"))]
+
+
+def test_every_public_name_of_an_app_is_there() -> None:
+    assert edgekit.__all__
+    for module in ("edgekit.apps.bench", "edgekit.commands", "edgekit.drafters"):
+        face = import_module(module)
+        assert all(getattr(face, name) is not None for name in face.__all__)

@@ -18,7 +18,8 @@ FLOORS = (
     ("formats",),
     ("model",),
     ("contracts",),
-    ("quant", "enginekit", "plugins"),
+    ("plugins",),
+    ("quant", "enginekit"),
     ("device",),
     ("planner",),
     ("artifact",),
@@ -28,8 +29,8 @@ FLOORS = (
     ("route",),
     ("testing", "doctor"),
     ("cli",),
-    ("commands",),
-    ("apps",),
+    ("commands", "drafters"),
+    ("apps", "methods"),
     ("__main__", "optimum"),  # optimum: a command registered with optimum's own command line
 )
 FLOOR_OF = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}

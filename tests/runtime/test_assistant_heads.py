@@ -25,12 +25,12 @@ from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.methods.drafters import assistant_decoder
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, Seen
+from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
 from edgekit.model.heads import read_head
 from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.speculation import assistant_decoder
-from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder, Seen
-from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting
 from edgekit.runtime.speculation.drafters import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 

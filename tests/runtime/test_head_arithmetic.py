@@ -14,9 +14,9 @@ pytest.importorskip("safetensors.torch")
 from eagle3_heads import LEGACY, SPECULATORS, torch_logits, write_head
 from sealed_heads import check_logits
 
+from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model.families import model_from_config
 from edgekit.model.heads import read_head
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 pytestmark = pytest.mark.quantize
 

@@ -25,10 +25,10 @@ from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model import mtp
 from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 DRAFTED = 270  # of the small tokenizer's tokens
 

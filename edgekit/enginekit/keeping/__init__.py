@@ -1,30 +1,35 @@
-"""Scores of cached tokens: which are worth keeping in a window. One file a scorer, named in `SCORERS`."""
+"""Scores of cached tokens: which are worth keeping in a window. Entry points `edgekit.kv_scorers` add scorers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.enginekit.keeping.scorer import ATTENTION, CACHE, ByAttention, ByCache, Scorer
-from edgekit.enginekit.keeping.snapkv import SNAPKV
 from edgekit.enginekit.keeping.valuediff import valuediff
 from edgekit.errors import UnknownName
+from edgekit.plugins import KV_SCORERS, load_added
 
-SCORERS: dict[str, Scorer] = {"valuediff": ByCache(valuediff), "snapkv": SNAPKV}
+
+@cache
+def scorers() -> dict[str, Scorer]:
+    """Return every scorer by its name."""
+    return {"valuediff": ByCache(valuediff), **load_added(KV_SCORERS)}
 
 
 def scorers_for(*given: str) -> tuple[str, ...]:
     """Return the names of the scorers that need nothing but what is given: `CACHE`, `ATTENTION`."""
-    return tuple(name for name, scorer in SCORERS.items() if scorer.needs in given)
+    return tuple(name for name, scorer in scorers().items() if scorer.needs in given)
 
 
 def find_scorer(name: str) -> Scorer:
-    if name not in SCORERS:
-        raise UnknownName("scorer", name, SCORERS)
-    return SCORERS[name]
+    if name not in scorers():
+        raise UnknownName("scorer", name, scorers())
+    return scorers()[name]
 
 
 def consensus(scorer: ByCache, layers: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[np.float32]:
@@ -53,5 +58,5 @@ def attended(scorer: ByAttention, layers: Iterable[NDArray[np.float32]]) -> NDAr
 
 
 __all__ = [
-    "ATTENTION", "CACHE", "SCORERS", "ByAttention", "ByCache", "attended", "consensus", "find_scorer", "scorers_for",
+    "ATTENTION", "CACHE", "ByAttention", "ByCache", "attended", "consensus", "find_scorer", "scorers", "scorers_for",
 ]  # fmt: skip

@@ -1,33 +1,29 @@
-"""Open the draft methods that the option `draft` names: `PATH`, `ngram`, `early-exit`, `head`, `auto` or `off`."""
+"""Open the draft methods that the option `draft` names: the path of a model, the name of a source, `auto` or `off`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.artifact.sealed_head import open_head
 from edgekit.common.parsing import read_text
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.installed import holds_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
-from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.model.same_vocabulary import check_same_vocabulary
-from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
 from edgekit.planner.memory import without_tokenizer
+from edgekit.plugins import DRAFTERS, added_names, load_added
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
-from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
-from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting, AssistantProbe
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
-from edgekit.runtime.speculation.early_exit import EarlyExit
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
-from edgekit.runtime.speculation.head_drafter import HeadDrafting, HeadProbe
+from edgekit.runtime.speculation.draft_source import DraftSource, DraftTarget
 from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
 from edgekit.runtime.speculation.speculation import Speculation
 
@@ -35,33 +31,51 @@ if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
     from edgekit.runtime.speculation.draft_method import DraftMethod
 
-OFF = "off"
+OFF, AUTO, NGRAM, MODEL = "off", "auto", "ngram", "model"
 _MAX_CORPUS_BYTES = 64 * MIB
 
 
 class DraftOption(NamedTuple):
-    """The option `draft`: a method, and the text after its colon or the path of a draft model."""
+    """The option `draft`: the name of a source, and the text after its colon or the path of a draft model."""
 
     method: str
     argument: str
 
 
 def parse_draft(option: str | Path) -> DraftOption:
-    """Parse the option. A text that names no method is the path of a draft model; `./ngram` is a path, too."""
+    """Parse the option. A text that names no source is the path of a draft model; `./ngram` is a path, too."""
     name, _, argument = option.partition(":") if isinstance(option, str) else ("", "", "")
-    if name in ("ngram", "early-exit", "auto") or option in ("head", OFF):
+    if name in (AUTO, NGRAM, *added_names(DRAFTERS)) or option == OFF:
         return DraftOption(name, argument)
-    return DraftOption("model", str(option))
+    return DraftOption(MODEL, str(option))
+
+
+@cache
+def draft_sources() -> dict[str, DraftSource]:
+    """Return every source by its name."""
+    added = {name: source() for name, source in load_added(DRAFTERS).items()}
+    return {NGRAM: NgramSource(), **added, MODEL: DraftModelSource()}
+
+
+def _sources_of(option: str | Path | None, plan: Plan) -> list[tuple[DraftSource, str]]:
+    """Return the sources that the option asks for, each with its argument."""
+    method, argument = parse_draft(OFF if option is None else option)
+    if method == OFF:
+        return []
+    sources = draft_sources()
+    if method != AUTO:
+        return [(sources[method], argument)]
+    found = [(source, "") for source in sources.values() if source.suits(plan)]
+    return [*found, (sources[MODEL], argument)] if argument else found
 
 
 def check_draft(option: str | Path) -> None:
-    """Refuse an option that names neither a method nor an existing path, before anything is loaded."""
+    """Refuse an option that names neither a source nor an existing path, before anything is loaded."""
     method, argument = parse_draft(option)
-    if (method == "model" or (method == "auto" and argument)) and not Path(argument).exists():
-        raise InvalidInput(
-            f"draft: there is no artifact at {Path(argument)}; give the folder of a smaller model with the same "
-            "vocabulary, or ngram, early-exit, head, auto or off"
-        )
+    if method == AUTO:
+        method = MODEL if argument else OFF
+    if method != OFF:
+        draft_sources()[method].check(argument)
 
 
 def open_speculation(
@@ -74,73 +88,59 @@ def open_speculation(
     kv_config: KVCacheConfig,
     exact: bool = False,
 ) -> Speculation | None:
-    """Open the draft methods of the option; None for `off`.
-
-    `ngram:FILE` also searches a text, `early-exit:LAYER` chooses the exit, and `auto:PATH` adds a draft model to the
-    other methods.
-    """
-    method, argument = parse_draft(option)
-    if method == OFF:
+    """Open the draft methods of the option; None for `off`. `auto:PATH` adds a draft model to the other methods."""
+    sources = _sources_of(option, artifact.plan)
+    if not sources:
         return None
     abilities = engine.abilities
     if abilities.max_rewind == 0:
         raise Unsupported("draft: this engine cannot take tokens back, so nothing can be verified; leave out the draft")
     with ExitStack() as opened:
         costs = known_costs(engine, kv_config, artifact.sha256, exact=exact)
+        target = DraftTarget(engine, artifact, codec, costs, policy, kv_config)
         methods: list[DraftMethod] = []
-        if method in ("ngram", "auto"):
-            corpus = _corpus(Path(argument), codec) if argument and method == "ngram" else None
-            methods.append(Ngrams(corpus, kept_tokens(kv_config.capacity_tokens)))
-        if method == "early-exit" or (method == "auto" and abilities.exits):
-            layer = _exit(argument if method == "early-exit" else "", abilities.exits, len(artifact.plan.model.layers))
-            with closing(CostProbe(engine, kv_config)) as probe:
-                share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
-            methods.append(EarlyExit(engine, layer, share * costs.one))
-        if method == "head" or (method == "auto" and artifact.plan.drafter is not None):
-            head = _open_head(artifact, engine, costs, kv_config)
-            opened.callback(head.close)
-            methods.append(head)
-        if method == "model" or (method == "auto" and argument):
-            draft = open_draft(Path(argument), artifact, engine, costs, policy=policy, kv_config=kv_config)
-            opened.callback(draft.close)
-            methods.append(draft)
+        for source, argument in sources:
+            methods.append(source.open(argument, target))
+            opened.callback(methods[-1].close)
         opened.pop_all()
         return Speculation(methods, SpeculationController(costs, replays=abilities.checkpoint_tokens is not None))
 
 
-def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig) -> DraftMethod:
-    """Open the head that is sealed with the model."""
-    plan = artifact.plan
-    if plan.drafter is None:
-        raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
-    if engine.abilities.feature_layers != plan.drafter.hidden_layers:
-        raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
-    if not set(plan.drafter.kv_layers) <= set(engine.abilities.kv_layers):
-        raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
-    if not plan.drafter.own_embedding and not engine.abilities.kv_layers:
-        raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
-    head = open_head(plan, artifact.folder)
-    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
-    model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
-    try:
-        with closing(CostProbe(engine, kv_config)) as target:
-            if isinstance(model, AssistantDecoder):
-                one = known_share("head-cost", artifact.sha256, target, AssistantProbe(model, target.state))
-                return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
-            one = known_share("head-cost", artifact.sha256, target, HeadProbe(model, target.state))
-            block = known_share(
-                "head-block-cost", artifact.sha256, target, HeadProbe(model, target.state, BLOCK_TOKENS // 2)
+class NgramSource(DraftSource):
+    """Prompt lookup; `ngram:FILE` also searches a text."""
+
+    def suits(self, plan: Plan) -> bool:
+        return True
+
+    def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
+        path = Path(argument)
+        corpus = path.stat().st_size * CORPUS_BYTES if argument and path.is_file() else 0
+        return corpus + sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
+
+    def open(self, argument: str, target: DraftTarget) -> DraftMethod:
+        corpus = _corpus(Path(argument), target.codec) if argument else None
+        return Ngrams(corpus, kept_tokens(target.kv_config.capacity_tokens))
+
+
+class DraftModelSource(DraftSource):
+    """A smaller artifact with the same vocabulary; the argument is its path."""
+
+    def check(self, argument: str) -> None:
+        if not Path(argument).exists():
+            raise InvalidInput(
+                f"draft: there is no artifact at {Path(argument)}; give the folder of a smaller model with the same "
+                f"vocabulary, or {', '.join(name for name in draft_sources() if name != MODEL)}, auto or off"
             )
-    except BaseException:
-        model.close()
-        raise
-    return HeadDrafting(
-        model,
-        capacity=kv_config.capacity_tokens,
-        one_s=one * costs.one,
-        block_token_s=block * costs.one,
-        bytes=size,
-    )
+
+    def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
+        path = Path(argument)
+        return draft_bytes(open_artifact(path)).private if holds_artifact(path) else 0
+
+    def open(self, argument: str, target: DraftTarget) -> DraftMethod:
+        engine, costs = target.engine, target.costs
+        return open_draft(
+            Path(argument), target.artifact, engine, costs, policy=target.policy, kv_config=target.kv_config
+        )
 
 
 def open_draft(
@@ -212,24 +212,15 @@ def drafts(option: str | Path | None) -> bool:
 
 
 def drafts_with_head(option: str | Path | None, plan: Plan) -> bool:
-    """Return True if the option asks for the head that is sealed with the model."""
-    return option is not None and plan.drafter is not None and parse_draft(option).method in ("head", "auto")
+    """Return True if the option asks for a source that reads the target's hidden states."""
+    return any(source.reads_hidden(plan) for source, _ in _sources_of(option, plan))
 
 
 def drafting_bytes(option: str | Path | None, tokens: int, sequences: int, plan: Plan) -> int:
-    """Predict the private memory of drafting: a draft model, a head, and the indexes of texts of `tokens` tokens."""
-    method, argument = parse_draft(OFF if option is None else option)
-    size = 0
-    if method in ("ngram", "auto"):
-        size += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
-    if plan.drafter is not None and drafts_with_head(option, plan):
-        size += head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
-    path = Path(argument)
-    if argument and method in ("model", "auto") and holds_artifact(path):
-        size += draft_bytes(open_artifact(path)).private
-    elif method == "ngram" and argument and path.is_file():
-        size += path.stat().st_size * CORPUS_BYTES
-    return size
+    """Predict the private memory of drafting for `sequences` texts of `tokens` tokens."""
+    return sum(
+        source.private_bytes(argument, plan, tokens, sequences) for source, argument in _sources_of(option, plan)
+    )
 
 
 def _corpus(path: Path, codec: Codec) -> Corpus:
@@ -248,17 +239,3 @@ def _parts(text: str, characters: int = 1 << 16) -> Iterator[str]:
         stop = stop if stop > start and start + characters < len(text) else start + characters
         yield text[start:stop]
         start = stop
-
-
-def _exit(argument: str, exits: tuple[int, ...], layers: int) -> int:
-    """Return the exit of the option; without one, the exit nearest to a third of the layers."""
-    if not exits:
-        raise Unsupported("draft early-exit: this artifact has no exits; export it with `--exit LAYER`")
-    if not argument:
-        return min(exits, key=lambda layer: (abs(3 * layer - layers), layer))
-    if not argument.isdecimal() or int(argument) not in exits:
-        raise InvalidInput(
-            f"draft early-exit: no exit after layer {quote_short(argument)}; this artifact has "
-            f"{', '.join(map(str, exits))}"
-        )
-    return int(argument)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit.methods.drafters.head_arithmetic import HeadArithmetic, HeadRope
 from edgekit.model.head_spec import EMBEDDING_NORM, HIDDEN_NORM, TARGET_NORM
 from edgekit.model.heads import HeadWeights
 from edgekit.planner.head_memory import BLOCK_TOKENS
-from edgekit.runtime.speculation.head_arithmetic import HeadArithmetic, HeadRope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from edgekit.runtime.speculation.head_arithmetic import Embed
+    from edgekit.methods.drafters.head_arithmetic import Embed
 
     Floats = NDArray[np.float32]
 

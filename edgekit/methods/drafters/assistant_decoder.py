@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edgekit.methods.drafters.head_arithmetic import HeadArithmetic, HeadRope
 from edgekit.model.head_spec import CENTROIDS, HEAD, TARGET_NORM
 from edgekit.model.heads import HeadWeights
 from edgekit.planner.head_memory import READ_TOKENS
-from edgekit.runtime.speculation.head_arithmetic import HeadArithmetic, HeadRope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import CachedKV, State
-    from edgekit.runtime.speculation.head_arithmetic import Embed
+    from edgekit.methods.drafters.head_arithmetic import Embed
 
     Floats = NDArray[np.float32]
     ReadKV = Callable[[int, int, int], CachedKV]

@@ -6,17 +6,20 @@ Drafted tokens are rewound before they are verified; an engine may cache the fir
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.engine import Chunk
-from edgekit.runtime.speculation.drafting import draft
+from edgekit.drafters import CostProbe, DraftSource, draft, known_share
+from edgekit.errors import InvalidInput, Unsupported, quote_short
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import Engine, State
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.contracts.plan import Plan
+    from edgekit.drafters import DraftRequest, DraftTarget
 
 
 class EarlyExit:
@@ -72,3 +75,31 @@ class ExitDrafter:
     def _feed(self, state: State, token: int) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self._exit.engine.forward([Chunk(state, [token], 1, self._exit.layer)])[0][0]
         return logits
+
+
+class EarlyExitSource(DraftSource):
+    """An exit of the artifact; `early-exit:LAYER` chooses it."""
+
+    def suits(self, plan: Plan) -> bool:
+        return bool(plan.exits)
+
+    def open(self, argument: str, target: DraftTarget) -> EarlyExit:
+        engine, artifact = target.engine, target.artifact
+        layer = _exit(argument, engine.abilities.exits, len(artifact.plan.model.layers))
+        with closing(CostProbe(engine, target.kv_config)) as probe:
+            share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
+        return EarlyExit(engine, layer, share * target.costs.one)
+
+
+def _exit(argument: str, exits: tuple[int, ...], layers: int) -> int:
+    """Return the exit of the option; without one, the exit nearest to a third of the layers."""
+    if not exits:
+        raise Unsupported("draft early-exit: this artifact has no exits; export it with `--exit LAYER`")
+    if not argument:
+        return min(exits, key=lambda layer: (abs(3 * layer - layers), layer))
+    if not argument.isdecimal() or int(argument) not in exits:
+        raise InvalidInput(
+            f"draft early-exit: no exit after layer {quote_short(argument)}; this artifact has "
+            f"{', '.join(map(str, exits))}"
+        )
+    return int(argument)

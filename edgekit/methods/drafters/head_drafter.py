@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit.drafters import draft
 from edgekit.planner.head_memory import BLOCK_TOKENS, head_tokens
-from edgekit.runtime.speculation.drafting import draft
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import State
-    from edgekit.runtime.speculation.drafters import DraftRequest
-    from edgekit.runtime.speculation.head_decoder import HeadCache, HeadDecoder
+    from edgekit.drafters import DraftRequest
+    from edgekit.methods.drafters.head_decoder import HeadCache, HeadDecoder
 
     Floats = NDArray[np.float32]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.runtime.speculation.assistant_decoder import Seen
-from edgekit.runtime.speculation.drafting import draft
+from edgekit.drafters import draft
+from edgekit.methods.drafters.assistant_decoder import Seen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import State
-    from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.drafters import DraftRequest
+    from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
 
     Floats = NDArray[np.float32]
 

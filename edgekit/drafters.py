@@ -1,0 +1,36 @@
+"""What a drafter of another package is made of; entry points `edgekit.drafters` name subclasses of `DraftSource`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from edgekit.runtime.speculation.costs import CostProbe, known_share
+    from edgekit.runtime.speculation.draft_method import DraftMethod, Proposer
+    from edgekit.runtime.speculation.draft_source import DraftSource, DraftTarget
+    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.drafting import draft
+
+__all__ = [
+    "CostProbe",
+    "DraftMethod",
+    "DraftRequest",
+    "DraftSource",
+    "DraftTarget",
+    "Proposer",
+    "draft",
+    "known_share",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "edgekit.runtime.speculation.costs": ["CostProbe", "known_share"],
+        "edgekit.runtime.speculation.draft_method": ["DraftMethod", "Proposer"],
+        "edgekit.runtime.speculation.draft_source": ["DraftSource", "DraftTarget"],
+        "edgekit.runtime.speculation.drafters": ["DraftRequest"],
+        "edgekit.runtime.speculation.drafting": ["draft"],
+    },
+)

@@ -1,0 +1,86 @@
+"""The drafting head that is sealed with a model: EAGLE-3, MTP parts, and assistants that read the model's cache."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from edgekit.artifact.sealed_head import open_head
+from edgekit.drafters import CostProbe, DraftSource, known_share
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
+from edgekit.methods.drafters.assistant_drafter import AssistantDrafting, AssistantProbe
+from edgekit.methods.drafters.head_decoder import HeadDecoder
+from edgekit.methods.drafters.head_drafter import HeadDrafting, HeadProbe
+from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
+
+if TYPE_CHECKING:
+    from edgekit.contracts.plan import Plan
+    from edgekit.drafters import DraftMethod, DraftTarget
+    from edgekit.model.heads import HeadWeights
+
+
+class HeadSource(DraftSource):
+    """The head that is sealed with the model."""
+
+    def check(self, argument: str) -> None:
+        if argument:
+            raise InvalidInput(f"draft head:{argument}: a head has no argument; give head")
+
+    def suits(self, plan: Plan) -> bool:
+        return plan.drafter is not None
+
+    def reads_hidden(self, plan: Plan) -> bool:
+        return plan.drafter is not None
+
+    def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
+        if plan.drafter is None:
+            return 0
+        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
+
+    def open(self, argument: str, target: DraftTarget) -> DraftMethod:
+        plan, abilities = target.artifact.plan, target.engine.abilities
+        if plan.drafter is None:
+            raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
+        if abilities.feature_layers != plan.drafter.hidden_layers:
+            raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
+        if not set(plan.drafter.kv_layers) <= set(abilities.kv_layers):
+            raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
+        if not plan.drafter.own_embedding and not abilities.kv_layers:
+            raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
+        return _opened(target)
+
+
+def _opened(target: DraftTarget) -> DraftMethod:
+    engine, artifact, kv_config, costs = target.engine, target.artifact, target.kv_config, target.costs
+    plan = artifact.plan
+    assert plan.drafter is not None
+    head = open_head(plan, artifact.folder)
+    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
+    model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
+    try:
+        with closing(CostProbe(engine, kv_config)) as probe:
+            if isinstance(model, AssistantDecoder):
+                one = known_share("head-cost", artifact.sha256, probe, AssistantProbe(model, probe.state))
+                return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
+            one = known_share("head-cost", artifact.sha256, probe, HeadProbe(model, probe.state))
+            block = known_share(
+                "head-block-cost", artifact.sha256, probe, HeadProbe(model, probe.state, BLOCK_TOKENS // 2)
+            )
+    except BaseException:
+        model.close()
+        raise
+    return HeadDrafting(
+        model,
+        capacity=kv_config.capacity_tokens,
+        one_s=one * costs.one,
+        block_token_s=block * costs.one,
+        bytes=size,
+    )
+
+
+def uncalibrated(head: HeadWeights, capacity: int, tokens: int) -> DraftMethod:
+    """Return drafting with an open sealed head, as if each token cost a second; for measurements."""
+    if head.spec.kv_layers:
+        return AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=tokens)
+    return HeadDrafting(HeadDecoder(head), capacity=capacity, one_s=1.0, block_token_s=1.0, tokens=tokens)
