@@ -60,8 +60,13 @@ def added_names(group: str) -> list[str]:
 
 def load_added(group: str) -> dict[str, Any]:
     """Load what packages add to `group`, by name. What another package cannot load is left out with a warning."""
+    return _loaded(group, tuple(sys.path))
+
+
+@cache
+def _loaded(group: str, path: tuple[str, ...]) -> dict[str, Any]:
     found = {}
-    for entry in sorted(_installed(group), key=lambda entry: (is_of_edgekit(entry), entry.name)):
+    for entry in sorted(_entry_points(group, path), key=lambda entry: (is_of_edgekit(entry), entry.name)):
         try:
             found[entry.name] = entry.load()
         except Exception as error:

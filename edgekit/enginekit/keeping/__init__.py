@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from edgekit.errors import UnknownName
 from edgekit.plugins import KV_SCORERS, load_added
 
 
-@cache
 def scorers() -> dict[str, Scorer]:
     """Return every scorer by its name."""
     return {"valuediff": ByCache(valuediff), **load_added(KV_SCORERS)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +49,6 @@ def parse_draft(option: str | Path) -> DraftOption:
     return DraftOption(MODEL, str(option))
 
 
-@cache
 def draft_sources() -> dict[str, DraftSource]:
     """Return every source by its name."""
     added = {name: source() for name, source in load_added(DRAFTERS).items()}
