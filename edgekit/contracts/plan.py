@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -191,6 +191,14 @@ class Quantisation(Frozen):
 
     method: Method
     calibration: Text | None = None  # a description; None: no text was used
+
+
+class Violation(NamedTuple):
+    """A requirement that a candidate misses, before a fix is known."""
+
+    what: str
+    found: str
+    allowed: str
 
 
 class Failure(Frozen):

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
-from edgekit.contracts.plan import Estimate, Quality, Speed
+from edgekit.contracts.plan import Estimate, Quality, Speed, Violation
 from edgekit.contracts.quality_measurements import QualityFacts
 from edgekit.contracts.target import Offer
+from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
@@ -44,14 +45,6 @@ class PlanSubject(NamedTuple):
     def head_of(self, offer: Offer) -> HeadSpec | None:
         """Return the drafting head as it is sealed for an offer."""
         return None if self.drafter is None else head_to_seal(self.drafter, self.model, offer)
-
-
-class Violation(NamedTuple):
-    """A requirement that a candidate misses. `edgekit.planner.fixes` adds the fix."""
-
-    what: str
-    found: str
-    allowed: str
 
 
 class Candidate(NamedTuple):
@@ -106,7 +99,7 @@ def price(
     )
     if layers is not None and offer.memory.gpu_memory == "own":
         share = shares_of(model, offer.recipe, offer.memory, layers).linears
-        read = speed.touched_weight_bytes(model, offer.recipe, offer.memory)
+        read = touched_weight_bytes(model, offer.recipe, offer.memory)
         bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * offer.speed.decode_share
         predicted = with_host_layers(predicted, read, share, bandwidth)
     measured = subject.measured.find(offer.recipe, offer.target, offer.backend)

@@ -9,9 +9,9 @@ from edgekit.contracts.device import THIS, DeviceProfile
 from edgekit.contracts.plan import Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe, named_recipe
 from edgekit.contracts.target import Offer
+from edgekit.contracts.token_costs import operations_per_token, touched_weight_bytes
 from edgekit.device.engine_speeds import PROMPT, RECIPE, EngineSpeed, class_of, random_model
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.speed import operations_per_token, touched_weight_bytes
 
 ANSWER_TOKENS = 128  # answer length of the request by which engines are compared
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import Failure
+from edgekit.contracts.plan import Failure, Violation
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.candidates import Candidate, Violation
+from edgekit.planner.candidates import Candidate
 from edgekit.planner.ladder import ContextConfig, furthest_context, smaller_contexts, windows
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Speed
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.stored_weights import tensor_bytes
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.stored_weights import tensor_bytes
 
 # Reads of the RAM beside a GPU, which profiles do not state: two channels of DDR4-3200, of which 80 % are used.
 HOST_READ_BYTES_S = 41e9

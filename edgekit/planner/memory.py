@@ -21,11 +21,7 @@ from edgekit.contracts.recurrent import (
     recurrent_shapes,
     step_part_bytes,
 )
-from edgekit.model.parts import Layer
-from edgekit.model.spec import ModelSpec
-from edgekit.planner.gpu_layers import divided
-from edgekit.planner.scoring_memory import scoring_bytes
-from edgekit.planner.stored_weights import (
+from edgekit.contracts.stored_weights import (
     adapter_bytes,
     by_rows_bytes,
     exit_bytes,
@@ -34,11 +30,14 @@ from edgekit.planner.stored_weights import (
     stored_weight_bytes,
     tensor_bytes,
 )
+from edgekit.contracts.token_costs import held_tokens, kv_bytes, storing_layers
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.gpu_layers import divided
+from edgekit.planner.scoring_memory import scoring_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
 
@@ -157,35 +156,6 @@ def _in_steps(tokens: int, facts: MemoryFacts) -> int:
     return -(-tokens // facts.cache_step_tokens) * facts.cache_step_tokens
 
 
-def kv_bytes(
-    model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
-    groups: tuple[int, ...] = KV_GROUPS,
-) -> int:  # fmt: skip
-    """Return the bytes of one sequence's keys and values. `bounds_windows`: windowed layers store only their window."""
-    return sum(
-        count * _layer_kv_bytes(layer, _held(layer, tokens, bounds_windows), kv_bits, scale_bits, groups)
-        for layer, count in _storing_layers(model)
-    )
-
-
-def _held(layer: Layer, tokens: int, bounds_windows: bool) -> int:
-    return min(tokens, layer.window or tokens) if bounds_windows else tokens
-
-
-@lru_cache(maxsize=64)
-def _storing_layers(model: ModelSpec) -> tuple[tuple[Layer, int], ...]:
-    """Return the different layers that cache keys and values, and how many of each; an encoder caches nothing."""
-    return tuple(Counter(layer for layer in model.layers if layer.stores_kv and not model.encoder).items())
-
-
-def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
-    values = 2 * layer.kv_heads * layer.head_dim
-    otherwise = groups[-1] if groups else layer.head_dim
-    group = next((group for group in groups if layer.head_dim % group == 0), otherwise)
-    scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
-    return tokens * (values * kv_bits + scales) // 8
-
-
 def activation_bytes(
     model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
 ) -> int:
@@ -290,8 +260,8 @@ def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
     counted = Counter[tuple[int, int, int]]()
-    for layer, count in _storing_layers(model):
-        counted[layer.kv_heads, layer.head_dim, _held(layer, tokens, facts.bounds_windows)] += count
+    for layer, count in storing_layers(model):
+        counted[layer.kv_heads, layer.head_dim, held_tokens(layer, tokens, facts.bounds_windows)] += count
     parts = [
         f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
     ]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
+from edgekit.contracts.stored_weights import group_notes, sharing_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
@@ -25,7 +26,6 @@ from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import cache_price_notes, touched_notes
-from edgekit.planner.stored_weights import group_notes, sharing_notes
 from edgekit.planner.table import distance, table_of
 
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedNumber
 from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.contracts.target import Offer
+from edgekit.contracts.token_costs import kv_bytes, operations_per_token, touched_weight_bytes
 from edgekit.model.spec import ModelSpec
-from edgekit.model.tensors import Tensor
-from edgekit.planner.memory import kv_bytes
-from edgekit.planner.stored_weights import stored_weight_bytes
 
 PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context
 
@@ -71,12 +69,6 @@ def cache_price_notes(
         )
 
 
-def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
-    """Return the stored weight bytes that decoding one token reads: no other embedding rows, no idle experts."""
-    stored = stored_weight_bytes(model, recipe, memory)
-    return round(stored * touched_share(model, recipe))
-
-
 def touched_notes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> Iterator[str]:
     """Yield what one token reads of a mixture of experts."""
     if model.experts is None:
@@ -87,45 +79,6 @@ def touched_notes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> Iter
         f"one token reads {show_bytes(touched)} of {show_bytes(stored)} of weights: {model.experts.active} of "
         f"{model.experts.count} experts in {layers} layers"
     )
-
-
-def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
-    """Return the share of the stored weights that a step of `tokens` decoded tokens reads."""
-    sizes = _sizes_by_shape(model, recipe)
-    return sum(size * _used(model, tensor, tokens) for tensor, size in sizes) / sum(size for _, size in sizes)
-
-
-@lru_cache(maxsize=256)
-def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
-    """Return one tensor of each role and shape, and the bytes of all tensors like it."""
-    sizes: dict[tuple[str, bool, tuple[int, ...]], tuple[Tensor, int]] = {}
-    for tensor in model.tensors():
-        key = (tensor.role, tensor.is_of_expert, tensor.shape)
-        first, size = sizes.get(key, (tensor, 0))
-        sizes[key] = (first, size + recipe.format_of(tensor).bytes(tensor.shape))
-    return tuple(sizes.values())
-
-
-@lru_cache(maxsize=64)
-def active_parameters(model: ModelSpec) -> int:
-    """Return the number of parameters that one token is multiplied with."""
-    return max(1, round(sum(tensor.size * _used(model, tensor) for tensor in model.tensors())))
-
-
-def operations_per_token(model: ModelSpec) -> int:
-    """Return the operations of one prompt token in the model's matrices, without the head, which few tokens pass."""
-    return max(1, 2 * (active_parameters(model) - model.vocab_size * model.hidden_size))
-
-
-def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:
-    """Return the share of a tensor that `tokens` read: their rows of an untied embedding, or their experts."""
-    if tensor.role == "embedding":
-        is_head = model.tied and tensor.shape[-1] == model.hidden_size
-        return 1.0 if is_head else min(1.0, tokens / tensor.shape[0])
-    if tensor.is_of_expert and model.experts is not None:
-        idle = 1 - model.experts.active / model.experts.count  # assumes that tokens choose experts independently
-        return 1 - float(idle**tokens)
-    return 1.0
 
 
 def _compute(device: DeviceProfile, shares: SpeedFacts) -> tuple[float | None, str]:

@@ -20,8 +20,9 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.common.units import show_bytes
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
-from edgekit.planner.memory import activation_bytes, kv_bytes
-from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
+from edgekit.contracts.stored_weights import by_rows_bytes, stored_weight_bytes
+from edgekit.contracts.token_costs import kv_bytes
+from edgekit.planner.memory import activation_bytes
 from edgekit.plugins import load_target
 from examples.benchmarks.random_artifacts import built
 

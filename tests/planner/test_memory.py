@@ -12,22 +12,14 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
+from edgekit.contracts.stored_weights import sharing_notes, stored_weight_bytes
+from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
-from edgekit.planner.memory import (
-    activation_bytes,
-    at_once,
-    cache_bytes,
-    call_tokens,
-    explain,
-    kv_bytes,
-    predict,
-    reading_bytes,
-)
+from edgekit.planner.memory import activation_bytes, at_once, cache_bytes, call_tokens, explain, predict, reading_bytes
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.speed import active_parameters, operations_per_token, touched_notes, touched_weight_bytes
-from edgekit.planner.stored_weights import sharing_notes, stored_weight_bytes
+from edgekit.planner.speed import touched_notes
 
 PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
 

@@ -18,6 +18,8 @@ from edgekit.common.units import GIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, budget_bytes, named_recipe, weight_bytes
+from edgekit.contracts.stored_weights import stored_weight_bytes
+from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.device.catalogue import all_profiles
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
@@ -27,8 +29,6 @@ from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.planner.quality_priors import MEASURED, PRIORS, prior
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
-from edgekit.planner.speed import touched_weight_bytes
-from edgekit.planner.stored_weights import stored_weight_bytes
 
 ROOT = Path(__file__).parents[2]
 TARGETS = targets_for(None)

@@ -19,6 +19,7 @@ from edgekit_llamacpp.native import Quantiser
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import GGUF_BLOCKS, GGUF_RECIPES, Format, named_recipe
+from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
 from edgekit.formats.gguf import GgufFile
@@ -26,7 +27,6 @@ from edgekit.formats.gguf_types import TYPES, dequantise
 from edgekit.formats.gguf_writer import TYPE_IDS
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares

@@ -15,9 +15,8 @@ from edgekit.common.cores import usable_cores
 from edgekit.common.units import parse_bytes
 from edgekit.contracts.kv_policy import apply_limits
 from edgekit.contracts.recipe import bits_per_weight
+from edgekit.contracts.token_costs import kv_bytes, touched_weight_bytes
 from edgekit.model.lora import read_adapter
-from edgekit.planner.memory import kv_bytes
-from edgekit.planner.speed import touched_weight_bytes
 
 _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

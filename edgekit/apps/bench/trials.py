@@ -32,8 +32,8 @@ from edgekit.apps.bench.statistics import summaries
 from edgekit.apps.bench.subject import RunningSubject, Subject, context_error
 from edgekit.apps.bench.workload import Case, Workload
 from edgekit.common.progress import Progress
+from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import EdgekitError, TargetFailed
-from edgekit.planner.speed import operations_per_token
 
 ATTEMPTS = 3  # per trial, while attempts are disturbed
 BUSY_AFTER = 2 * ATTEMPTS  # disturbed trials in a row, after which the machine counts as busy: no more repeats

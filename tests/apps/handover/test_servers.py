@@ -14,11 +14,11 @@ from edgekit.apps.handover.servers.ranks import rank_memory, rank_model
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.recipe import FP8_RECIPE, Recipe, named_recipe
+from edgekit.contracts.token_costs import kv_bytes
 from edgekit.device.catalogue import all_profiles
 from edgekit.errors import DoesNotFit, InvalidInput, UnknownName
 from edgekit.model.families import model_from_config
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.memory import kv_bytes
 from edgekit.quant.vllm_compat import handover
 
 GIB = 1 << 30

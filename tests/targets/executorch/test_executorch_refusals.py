@@ -16,6 +16,7 @@ from edgekit_executorch.versions import clash
 
 from edgekit.contracts.plan import MemoryFacts, Plan
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
+from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
 from edgekit.model.families import model_from_config
@@ -23,7 +24,6 @@ from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.testing import check_target, fake_model, fake_plan
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}

@@ -26,13 +26,13 @@ from edgekit_llamacpp.tokens import stop_texts, tokenizer_metadata
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import Unsupported
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_types import TYPES
 from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import open_source
-from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.quant.neutral_gguf import gguf_name, read_back, refusal
 from edgekit.testing import check_weights
 

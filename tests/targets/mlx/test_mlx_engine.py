@@ -29,10 +29,10 @@ from edgekit_mlx.worker import MlxThread
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.stored_weights import stored_weight_bytes
+from edgekit.contracts.token_costs import kv_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, TargetMissing, Unsupported
-from edgekit.planner.memory import kv_bytes
-from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.quant.reference_decoder import logits as torch_logits
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]

@@ -15,8 +15,8 @@ from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.offers import offer
 from edgekit_mlx.weights import Weights
 
-from edgekit.planner.memory import kv_bytes
-from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
+from edgekit.contracts.stored_weights import by_rows_bytes, stored_weight_bytes
+from edgekit.contracts.token_costs import kv_bytes
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]

@@ -23,8 +23,8 @@ from speculating import check_drafts_change_no_text
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.token_costs import kv_bytes
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.planner.memory import kv_bytes
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
 from edgekit.testing import check_engine

@@ -20,8 +20,8 @@ from edgekit.common.log import log
 from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Rule
+from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.errors import EdgekitError, InvalidInput, UnknownName
-from edgekit.planner.speed import touched_weight_bytes
 from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import neutral_weights
 

@@ -12,9 +12,9 @@ from edgekit.apps.handover.servers.ranks import kv_bits, misfits, rank_memory, r
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.speed import predict_speed, prefill_seconds
 from edgekit.common.units import show_bytes
+from edgekit.contracts.plan import Violation
+from edgekit.contracts.token_costs import kv_bytes
 from edgekit.model.head_spec import HeadSpec
-from edgekit.planner.candidates import Violation
-from edgekit.planner.memory import kv_bytes
 
 _WITHOUT_INT8 = ("blackwell",)  # vLLM's page "INT8 W8A8": not from compute capability 10 on
 MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine

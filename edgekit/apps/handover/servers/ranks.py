@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory
-from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.plan import MemoryFacts, Violation
 from edgekit.contracts.recipe import GROUPS
+from edgekit.contracts.stored_weights import adapter_bytes
 from edgekit.model.head_spec import HeadSpec
 from edgekit.planner import memory
-from edgekit.planner.candidates import Violation
 from edgekit.planner.head_memory import head_server_bytes
-from edgekit.planner.stored_weights import adapter_bytes
 
 CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
 _VOCABULARY_STEP = 64  # rows to which servers pad the vocabulary before they divide it

@@ -21,10 +21,9 @@ from edgekit.apps.handover.servers.ranks import group_that_divides
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.table import layout_table
 from edgekit.common.units import show_bytes
-from edgekit.contracts.plan import Failure
+from edgekit.contracts.plan import Failure, Violation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, InvalidInput, quote_short
-from edgekit.planner.candidates import Violation
 from edgekit.planner.request import DEFAULT_CONTEXT
 
 _CONTEXT_STEP = 256

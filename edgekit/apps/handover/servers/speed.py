@@ -6,8 +6,8 @@ from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpu import GpuProfile
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerSpeed
 from edgekit.apps.handover.servers.ranks import kv_bits, rank_model
-from edgekit.planner.memory import kv_bytes
-from edgekit.planner.speed import PROMPT_TOKENS, active_parameters, operations_per_token, rounded, touched_share
+from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_share
+from edgekit.planner.speed import PROMPT_TOKENS, rounded
 
 # A prior, not measured here: servers reach about these shares of a data sheet's figures.
 _BANDWIDTH_SHARE, _COMPUTE_SHARE, _LINK_SHARE = 0.7, 0.5, 0.7

@@ -1,0 +1,90 @@
+"""What one token costs: the bytes that it reads and caches, and the operations that it needs. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.stored_weights import stored_weight_bytes
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
+
+KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
+
+
+def kv_bytes(
+    model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
+    groups: tuple[int, ...] = KV_GROUPS,
+) -> int:  # fmt: skip
+    """Return the bytes of one sequence's keys and values. `bounds_windows`: windowed layers store only their window."""
+    return sum(
+        count * _layer_kv_bytes(layer, held_tokens(layer, tokens, bounds_windows), kv_bits, scale_bits, groups)
+        for layer, count in storing_layers(model)
+    )
+
+
+def held_tokens(layer: Layer, tokens: int, bounds_windows: bool) -> int:
+    """Return the tokens of a layer that are stored."""
+    return min(tokens, layer.window or tokens) if bounds_windows else tokens
+
+
+@lru_cache(maxsize=64)
+def storing_layers(model: ModelSpec) -> tuple[tuple[Layer, int], ...]:
+    """Return the different layers that cache keys and values, and how many of each; an encoder caches nothing."""
+    return tuple(Counter(layer for layer in model.layers if layer.stores_kv and not model.encoder).items())
+
+
+def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
+    values = 2 * layer.kv_heads * layer.head_dim
+    otherwise = groups[-1] if groups else layer.head_dim
+    group = next((group for group in groups if layer.head_dim % group == 0), otherwise)
+    scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
+    return tokens * (values * kv_bits + scales) // 8
+
+
+def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
+    """Return the stored weight bytes that decoding one token reads: no other embedding rows, no idle experts."""
+    stored = stored_weight_bytes(model, recipe, memory)
+    return round(stored * touched_share(model, recipe))
+
+
+def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
+    """Return the share of the stored weights that a step of `tokens` decoded tokens reads."""
+    sizes = _sizes_by_shape(model, recipe)
+    return sum(size * _used(model, tensor, tokens) for tensor, size in sizes) / sum(size for _, size in sizes)
+
+
+@lru_cache(maxsize=256)
+def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
+    """Return one tensor of each role and shape, and the bytes of all tensors like it."""
+    sizes: dict[tuple[str, bool, tuple[int, ...]], tuple[Tensor, int]] = {}
+    for tensor in model.tensors():
+        key = (tensor.role, tensor.is_of_expert, tensor.shape)
+        first, size = sizes.get(key, (tensor, 0))
+        sizes[key] = (first, size + recipe.format_of(tensor).bytes(tensor.shape))
+    return tuple(sizes.values())
+
+
+@lru_cache(maxsize=64)
+def active_parameters(model: ModelSpec) -> int:
+    """Return the number of parameters that one token is multiplied with."""
+    return max(1, round(sum(tensor.size * _used(model, tensor) for tensor in model.tensors())))
+
+
+def operations_per_token(model: ModelSpec) -> int:
+    """Return the operations of one prompt token in the model's matrices, without the head, which few tokens pass."""
+    return max(1, 2 * (active_parameters(model) - model.vocab_size * model.hidden_size))
+
+
+def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:
+    """Return the share of a tensor that `tokens` read: their rows of an untied embedding, or their experts."""
+    if tensor.role == "embedding":
+        is_head = model.tied and tensor.shape[-1] == model.hidden_size
+        return 1.0 if is_head else min(1.0, tokens / tensor.shape[0])
+    if tensor.is_of_expert and model.experts is not None:
+        idle = 1 - model.experts.active / model.experts.count  # assumes that tokens choose experts independently
+        return 1 - float(idle**tokens)
+    return 1.0
