@@ -15,7 +15,7 @@ from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM, HeadConfig
 from edgekit.model.spec import ModelSpec
 
 FAMILIES = ("qwen3_5", "qwen3_5_text")
-# docs/evidence/speculation_head.md: more rows cost more in every draft than the tokens that they add gain.
+# A draft reads 0.22 of a step's bytes with 8,192 rows. More rows cost more in every draft than their tokens gain.
 DRAFT_TOKENS = 8192
 
 

@@ -36,7 +36,7 @@ PRIORS: dict[str, Quality] = {
 
 
 class MeasuredModel(NamedTuple):
-    """The loss of a calibrated recipe on held-out code, prose and chats (docs/evidence/quantisation_losses.md)."""
+    """The loss of a calibrated recipe on held-out code, prose and chats (examples/benchmarks/results/quality.json)."""
 
     name: str
     parameters: int

@@ -29,7 +29,7 @@ import edgekit
 from edgekit.common.footprint import footprint
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from examples.benchmarks.heap import used_bytes
+from examples.benchmarks.process_memory import used_bytes
 
 SAMPLES = 200  # of memory, evenly over the answer
 TURN = 200  # tokens, where two answers take turns

@@ -1,6 +1,7 @@
 """Artifacts of one model on several engines, in turns: prefill and decode, quiet and beside one busy process.
 
-    python -m examples.benchmarks.engine_turns NAME=ARTIFACT ... [--spin off,brief,on] [--processes 5] [--quiet-only]
+    python -m examples.benchmarks.engine_turns NAME=ARTIFACT ... [--spin off,brief,on] [--processes 5] [--quiet-only] \\
+        [--model "1.2 B parameters" -o results/engine_turns_intel.json]
 
 Every engine is opened in `--processes` processes of its own, all of the same artifact; processes take turns. A spin
 setting other than `brief` is given to the engine as EDGEKIT_SPIN. Times are medians over processes of the least of the
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -115,7 +117,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--quiet-only", action="store_true", help="do not measure beside a busy process too")
     parser.add_argument("--child", type=Path)
-    parser.add_argument("--output", "-o", type=Path)
+    parser.add_argument("--model", help="what the output file calls the artifacts' model")
+    parser.add_argument("--output", "-o", type=Path, help="a file to which the model is added")
     arguments = parser.parse_args()
     prompts = arguments.prompts.split(",")
     if arguments.child:
@@ -141,10 +144,11 @@ def main() -> None:
         for group in processes.values():
             for each in group:
                 each.kill()
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if arguments.output:
-        arguments.output.write_text(text + "\n")
+        known = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+        stored = {**known, "measured": date.today().isoformat(), arguments.model: found}
+        arguments.output.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +354,8 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="a file with a row for each setting, which a later call continues")
     parser.add_argument("--most", type=int, default=1 << 30, help="measure at most this many settings now")
     parser.add_argument("--keep", type=Path, help="a folder for the artifacts; otherwise a temporary one")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--name", default="random models", help="what --json calls these settings")
+    parser.add_argument("--json", type=Path, help="a file to which the summary is added")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -392,8 +394,10 @@ def main() -> None:
     print(json.dumps(found, indent=1))
     print("\n".join([*table(rows), "", *class_table(rows)]))
     if arguments.json:
-        found |= {"cap": arguments.cap, "load_average": os.getloadavg()[0], "rows": rows}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+        shown = {what: round(value, 4) if isinstance(value, float) else value for what, value in found.items()}
+        known[arguments.name] = {"measured": date.today().isoformat(), **shown, "cap": arguments.cap}
+        arguments.json.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

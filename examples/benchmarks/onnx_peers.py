@@ -1,7 +1,7 @@
 """The onnx target beside other engines on the same integers, at the shapes of Llama 3.2 1B with random weights.
 
-    python -m examples.benchmarks.onnx_peers FOLDER --peer-python PYTHON [--recipe s4-g128] [-o REPORT.json]
-    python -m examples.benchmarks.onnx_peers FOLDER --peer-python PYTHON --recipe all-s4 [-o REPORT.json]
+    python -m examples.benchmarks.onnx_peers FOLDER --peer-python PYTHON [--recipe s4-g128] [-o results/peers.json]
+    python -m examples.benchmarks.onnx_peers FOLDER --peer-python PYTHON --recipe all-s4 [-o results/peers.json]
 
 PYTHON is one with llama-cpp-python, onnxruntime-genai, onnx, onnx-ir, torch and transformers. The weights and what is
 made of them stay in FOLDER, 5 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits as
@@ -19,26 +19,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from edgekit_onnx import OnnxTarget
 
 from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
 from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import Machine
+from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.peers.subjects import peer_of
-from edgekit.apps.bench.report.results import Report
 from edgekit.apps.bench.run import measure_conditions
 from edgekit.apps.bench.subject import Subject
 from edgekit.apps.bench.trials import BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
 from edgekit.artifact.artifact import Artifact, open_artifact, seal
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.contracts.recipe import Format, Recipe, Rule, named_recipe
 from edgekit.model.source import open_source
 from edgekit.quant.random_weights import random_weights
 from edgekit.runtime.generation.tokenizer import read_codec
-from examples.benchmarks.onnx_figures import plan_of
-from examples.benchmarks.random_models import LLAMA_1B
+from examples.benchmarks.random_artifacts import LLAMA_1B
 
 PROMPT, ANSWER, CONTEXT = 512, 64, 4096
 ALL_S4 = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=128)),))
@@ -50,6 +52,23 @@ asked = llama_cpp.llama_model_quantize_default_params()
 asked.ftype, asked.allow_requantize, asked.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True, 2
 sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), asked))
 """
+
+
+def plan_of(weights: NeutralWeights, threads: int) -> Plan:
+    return Plan(
+        model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+        os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=CONTEXT, sequences=2,
+        chunk_tokens=PROMPT, cache=KVEvictionPolicy(), storage=KVCacheConfig(capacity_tokens=CONTEXT, kv_bits=32),
+        threads=threads,
+        estimate=Estimate(
+            mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
+        ),
+        memory=MemoryFacts(mapped_share=1.0, private_share=0.0, runtime_bytes=0, source="none"),
+        budget_bytes=0, budget_why="figures", speed=Speed(
+            prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"
+        ),
+        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
+    )  # fmt: skip
 
 
 def made(folder: Path, recipe: str, threads: int) -> Path:
@@ -96,6 +115,26 @@ def with_its_own_head(subject: Subject, folder: Path, python: str, artifact: Art
     return subject._replace(info=info, opening=opening, weight_bytes=subject.weight_bytes - saved)
 
 
+def engine_row(found: Measurement) -> dict[str, Any]:
+    """What a page shows of one engine: medians of its speeds, and memory of its whole process."""
+    speeds, formats = found.cases[0].summary, found.subject.formats
+    return {
+        "engine": found.subject.name,
+        "version": found.subject.engine_version,
+        "linears": formats.linears,
+        "head": formats.head,
+        "file_bytes": formats.file_bytes,
+        "cache_bits": found.subject.kv_bits,
+        "prefill_tokens_per_s": round(speeds["prefill_tokens_per_s"].median, 2),
+        "decode_tokens_per_s": round(speeds["decode_tokens_per_s"].median, 2),
+        "decode_spread": round(speeds["decode_tokens_per_s"].spread, 3),
+        "first_token_s": round(speeds["first_token_s"].median, 3),
+        "private_bytes": found.memory.anonymous_bytes,
+        "peak_bytes": found.memory.peak_bytes,
+        "load_s": [round(seconds, 2) for seconds in found.load_s],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
@@ -140,17 +179,22 @@ def main() -> None:
         loads=2,
         progress=lambda done, total, what: print(f"{done / total:.0%} {what}", file=sys.stderr),
     ).run()
-    report = Report(
-        title=f"The onnx target beside other engines: 1.2 B parameters, random weights, {arguments.recipe}",
-        measurements=tuple(found),
-        notes=(
-            "onnxruntime-genai's folder has its embedding and head in float32; llama.cpp has groups of 32.",
-            "Waiting threads of llama.cpp spin; those of edgekit do where the name says so.",
-        ),
-    )
-    print(report.model_dump_json(indent=1))
+    conditions = found[0].conditions
+    stored = {
+        "model": "llama-1b-shapes",
+        "recipe": arguments.recipe,
+        "prompt_tokens": PROMPT,
+        "answer_tokens": ANSWER,
+        "context": CONTEXT,
+        "threads": arguments.threads,
+        "machine": f"{conditions.machine}, {conditions.cores} cores",
+        "measured": conditions.measured_at[:10],
+        "engines": [engine_row(each) for each in found],
+    }
+    text = json.dumps(stored, indent=1)
+    print(text)
     if arguments.output:
-        arguments.output.write_text(report.model_dump_json(indent=1) + "\n")
+        arguments.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Measures what quantising costs: rounding a random 1.2 B model, GPTQ of a random 0.4 B one. Writes JSON and the page.
+"""Measures what quantising costs: rounding a random 1.2 B model, GPTQ of a random 0.4 B one. Prints a table.
 
-    python -m examples.benchmarks.quantisation_cost [--threads 2] [--cap 1500000000] [--only rtn]
+    python -m examples.benchmarks.quantisation_cost [--threads 2] [--cap 1500000000]
 
 Processor seconds are of all threads together, so they hold on a machine that does other things too. GPTQ is run on two
 amounts of text: what does not depend on the text, and what each token adds, follow from the two. Rounding is run again
@@ -24,8 +24,6 @@ from edgekit.formats.safetensors import INDEX
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config
 
-ROOT = Path(__file__).parents[2]
-BEGIN, END = "<!-- costs: written by examples/benchmarks/quantisation_cost.py -->", "<!-- end of costs -->"
 SHAPES: dict[str, dict[str, Any]] = {
     "1.2B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256},
@@ -128,7 +126,7 @@ def measured(model: Path, threads: int, sequences: int = 0, length: int = 0, cap
 
 
 def table(found: dict[str, Any]) -> str:
-    """Write the table of the page."""
+    """The table of what was measured, and what a billion parameters take."""
     lines = [
         "| method | model | tokens of text | threads | seconds | processor seconds | private memory, peak | load |",
         "|---|---|---|---|---|---|---|---|",
@@ -151,42 +149,27 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said])
 
 
-def write_page(page: Path, found: dict[str, Any]) -> None:
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cap", type=int, default=1_500_000_000)
-    parser.add_argument("--only", choices=["rtn", "gptq"])
     parser.add_argument("--folder", type=Path, help="Where the random models are written; 4 GB are needed.")
-    parser.add_argument("--data", type=Path, default=ROOT / "docs" / "data" / "quantisation_cost.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "evidence" / "quantisation.md")
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(options.data.read_text()) if options.data.exists() else {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        if options.only != "gptq":
-            model = Path(folder) / "1.2B"
-            write_random_model(model, {**COMMON, **SHAPES["1.2B"]})
-            found["rtn"] = [measured(model, options.threads), measured(model, options.threads, cap=options.cap)]
-        if options.only != "rtn":
-            model = Path(folder) / "0.4B"
-            write_random_model(model, {**COMMON, **SHAPES["0.4B"]})
-            found["gptq"] = [measured(model, options.threads, count, 512) for count in (4, 12)]
-            few, more = found["gptq"]
-            a_token = (more["cpu_seconds"] - few["cpu_seconds"]) / (more["tokens"] - few["tokens"])
-            fixed = few["cpu_seconds"] - a_token * few["tokens"]
-            billions = few["parameters"] / 1e9
-            found["gptq_cpu_seconds_per_billion"] = {
-                "without_text": round(fixed / billions, 1),
-                "each_1000_tokens": round(a_token * 1000 / billions, 2),
-            }
-    options.data.parent.mkdir(parents=True, exist_ok=True)
-    options.data.write_text(json.dumps(found, indent=1) + "\n")
-    write_page(options.page, found)
+        large, small = Path(folder) / "1.2B", Path(folder) / "0.4B"
+        write_random_model(large, {**COMMON, **SHAPES["1.2B"]})
+        found["rtn"] = [measured(large, options.threads), measured(large, options.threads, cap=options.cap)]
+        write_random_model(small, {**COMMON, **SHAPES["0.4B"]})
+        found["gptq"] = [measured(small, options.threads, count, 512) for count in (4, 12)]
+    few, more = found["gptq"]
+    a_token = (more["cpu_seconds"] - few["cpu_seconds"]) / (more["tokens"] - few["tokens"])
+    fixed = few["cpu_seconds"] - a_token * few["tokens"]
+    billions = few["parameters"] / 1e9
+    found["gptq_cpu_seconds_per_billion"] = {
+        "without_text": round(fixed / billions, 1),
+        "each_1000_tokens": round(a_token * 1000 / billions, 2),
+    }
     print(table(found))
 
 

@@ -1,11 +1,11 @@
-"""Measures what recipes lose of real models, beside llama.cpp's own formats; writes the tables of the evidence page.
+"""Measures what recipes lose of real models, and what llama.cpp's own formats lose, and stores it as JSON.
 
     python -m examples.benchmarks.quantisation_figures demo SmolLM2.gguf gemma-3.gguf \\
         [--llama-cpp PYTHON] [--tokens 2048] [--work FOLDER]
 
 Held-out code, prose and chats (examples/benchmarks/held_out) are cut into windows of 256 tokens, each with the model's
-bos. Every figure is a mean over positions against the float model; uncertainties are over windows, and paired where
-two rows are compared. A row that is stored already is not measured again, and FOLDER keeps the weights.
+bos. Every figure is a mean over the positions of a window, against the float model. A row that is stored already is not
+measured again, and FOLDER keeps the weights. `python -m examples.benchmarks.measured_page` shows the rows.
 
 PYTHON is one with llama.cpp's quantiser: `pip install cyllama==0.2.18` in an environment of its own. Without it those
 rows are left out. Its files are read back and computed by the same float32 decoder as all others, so weights are
@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,23 +31,31 @@ from edgekit.common.content_store import ContentStore
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import Recipe, named_recipe, weight_bytes, with_budget
+from edgekit.model.gguf_source import is_gguf, open_gguf_tensors
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import MAX_SEQUENCES
 from edgekit.quant.effort import DEFAULT_TEXT
+from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import QUANTISER, neutral_weights
-from examples.benchmarks.llama_cpp_formats import FORMATS, INSTALL, floats_and_bytes, quantised_file
 
-ROOT = Path(__file__).parents[2]
 HELD_OUT = Path(__file__).parent / "held_out"
+RESULTS = Path(__file__).parent / "results" / "quality.json"
 KINDS = {"code": "code.txt", "prose": "prose.txt", "chat": "chat.jsonl"}
 WINDOW = 256
 ROWS = 128  # positions whose logits are compared at a time
 LLAMA_CPP = "llama.cpp"
 TUNED_GPTQ = "gptq, tuned"  # --effort high
 AT_BYTES = " at the bytes of "  # a budget that promotes linears until the bytes of a format of llama.cpp are used
-T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # Student's, by windows
-BEGIN, END = "<!-- figures: written by examples/benchmarks/quantisation_figures.py -->", "<!-- end of figures -->"
+FORMATS = {"Q4_0": 2, "IQ4_XS": 30, "Q4_K_M": 15, "Q5_K_M": 17}  # name → llama_ftype
+INSTALL = "pip install cyllama==0.2.18"
+_QUANTISE = """
+import sys
+from cyllama.llama import llama_cpp
+asked = llama_cpp.LlamaModelQuantizeParams()
+asked.ftype, asked.allow_requantize, asked.nthread = int(sys.argv[3]), True, 1
+llama_cpp.model_quantize(sys.argv[1], sys.argv[2], asked)
+"""
 
 GetTensor = Callable[[str], torch.Tensor]
 Row = dict[str, Any]
@@ -173,18 +183,53 @@ def getter(weights: NeutralWeights) -> GetTensor:
     return lambda name: torch.from_numpy(weights.tensor(name))
 
 
+def quantised_file(source: ModelSource, name: str, python: str, folder: Path) -> Path:
+    """The model in the format `name`, without an importance matrix; made once and kept in `folder`."""
+    file = folder / f"{source.name}-{name}.gguf"
+    if not file.exists():
+        part = file.with_suffix(".part")
+        words = [python, "-c", _QUANTISE, str(_float_file(source, folder)), str(part), str(FORMATS[name])]
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"llama.cpp did not make {name} of {source.name}:\n{done.stderr[-2000:]}")
+        part.rename(file)
+    return file
+
+
+def _float_file(source: ModelSource, folder: Path) -> Path:
+    """The file to quantise: the source itself if it is GGUF, whatever its types, else its weights in float32."""
+    if is_gguf(source.weights):
+        return source.weights
+    file = folder / f"{source.name}-F32.gguf"
+    if not file.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as store:
+            weights = neutral_weights(source, named_recipe("float32"), store=ContentStore(Path(store)))
+            part = file.with_suffix(".part")
+            write_neutral_gguf(weights, part, source.spec.max_positions)
+        part.rename(file)
+    return file
+
+
+def floats_and_bytes(source: ModelSource, file: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights of a file as floats, under the source's names, and the bytes of its tensors."""
+    with open_gguf_tensors(file) as stored:
+        floats = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in source.spec.tensors()}
+        return floats, sum(stored.entries[name].bytes for name in floats)
+
+
 class Subject(NamedTuple):
     """Weights to measure."""
 
     get: GetTensor
     bytes: int
+    file_bytes: int | None = None  # of the whole file, tokenizer and all
 
 
 def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> Subject:
     if case.method == LLAMA_CPP:
         file = quantised_file(source, case.recipe, options.llama_cpp, options.work)
         floats, size = floats_and_bytes(source, file)
-        return Subject(floats.__getitem__, size)
+        return Subject(floats.__getitem__, size, file.stat().st_size)
     recipe = recipe_of(source, case.recipe, options)
     calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
     text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=options.samples) if calibrated else None
@@ -222,6 +267,7 @@ def measure(source: ModelSource, chosen: list[Case], options: argparse.Namespace
                 "activations": case.activations,
                 "quantiser": QUANTISER,
                 "bytes": subject.bytes,
+                "file_bytes": subject.file_bytes,
                 "bits_per_weight": round(subject.bytes * 8 / source.spec.parameters, 3),
                 "text": {
                     kind: compare(source.spec, floats.__getitem__, subject.get, texts[kind], case.activations)
@@ -231,83 +277,10 @@ def measure(source: ModelSource, chosen: list[Case], options: argparse.Namespace
         )
 
 
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and standard error over windows."""
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-
-
-def table(rows: list[Row]) -> str:
-    lines = [
-        f"| model | recipe | method | activations | bits | MB "
-        f"| {heads('KL')} | {heads('same top')} | {heads('perplexity')} |",
-        f"|{'---|' * (6 + 3 * len(KINDS))}",
-    ]
-    for row in rows:
-        texts = [row["text"][kind] for kind in KINDS]
-        cells = [
-            row["model"],
-            row["recipe"],
-            row["method"],
-            row["activations"],
-            f"{row['bits_per_weight']:.2f}",
-            f"{row['bytes'] / 1e6:.1f}",
-            *("{:.4f} ± {:.4f}".format(*mean_and_error(text["kl"])) for text in texts),
-            *(f"{statistics.fmean(text['same_top']):.1%}" for text in texts),
-            *(perplexities(text) for text in texts),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def heads(figure: str) -> str:
-    return " | ".join(f"{figure}, {kind}" for kind in KINDS)
-
-
-def perplexities(text: dict[str, list[float]]) -> str:
-    """The perplexity, and how far above the float model's it is."""
-    found, float_loss = statistics.fmean(text["loss"]), statistics.fmean(text["float_loss"])
-    return f"{math.exp(found):.2f} ({math.expm1(found - float_loss):+.1%})"
-
-
-def differences(rows: list[Row]) -> str:
-    """Each calibrated recipe beside every format of llama.cpp with at least its bytes."""
-    lines = [
-        f"| model | recipe | MB | llama.cpp | MB | {heads('KL lower by')} |",
-        f"|{'---|' * (5 + len(KINDS))}",
-    ]
-    ours = [
-        row
-        for row in rows
-        if row["recipe"].partition(AT_BYTES)[0] in ("balanced", "s4-g32") and row["activations"] == "float"
-    ]
-    for row in (row for row in ours if row["method"] in ("gptq", "rtn", TUNED_GPTQ)):
-        for other in rows:
-            if other["model"] != row["model"] or other["method"] != LLAMA_CPP or other["bytes"] < row["bytes"]:
-                continue
-            cells = [row["model"], f"{row['recipe']} {row['method']}", f"{row['bytes'] / 1e6:.1f}"]
-            cells += [other["recipe"], f"{other['bytes'] / 1e6:.1f}"]
-            cells += [difference(other["text"][kind]["kl"], row["text"][kind]["kl"]) for kind in KINDS]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def difference(first: list[float], second: list[float]) -> str:
-    """The mean of first - second, window by window, with its 95 % interval."""
-    mean, error = mean_and_error([a - b for a, b in zip(first, second, strict=True)])
-    quantile = T95.get(len(first), 1.96 + 2.5 / (len(first) - 1))  # within .01 above ten windows
-    return f"{mean:.4f} ± {quantile * error:.4f}"
-
-
-def write_page(page: Path, figures: dict[str, Any]) -> None:
-    text = page.read_text()
-    before, after = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
-    rows = figures["rows"]
-    page.write_text(
-        f"{before}{BEGIN}\n{figures['tokens']:,} held-out tokens of each kind, none of them calibrated on; "
-        f"{figures['calibration_tokens']:,} calibration tokens.\n\n{table(rows)}\n\n"
-        f"How much lower the KL is than llama.cpp's where that takes at least the bytes, with 95 % intervals:\n\n"
-        f"{differences(rows)}\n{END}{after}"
-    )
+def line(row: Row) -> str:
+    """A row in one line: the bytes of its weights, and the mean KL on each kind of text."""
+    kl = ", ".join(f"{kind} {statistics.fmean(row['text'][kind]['kl']):.4f}" for kind in KINDS)
+    return f"{row['model']} {row['recipe']} {row['method']}: {row['bytes'] / 1e6:.1f} MB, KL {kl}"
 
 
 def main() -> None:
@@ -318,8 +291,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases by name, e.g. 's4-g32 gptq' 'Q4_K_M llama.cpp'")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help=f"one with llama.cpp's quantiser ({INSTALL})")
     parser.add_argument("--work", type=Path, required=True, help="keeps weights and GGUF files for the next time")
-    parser.add_argument("--data", type=Path, default=ROOT / "docs" / "data" / "quantisation.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "evidence" / "quantisation_losses.md")
+    parser.add_argument("--data", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     shape = {"tokens": options.tokens, "calibration_tokens": options.samples * 512}
@@ -331,10 +303,9 @@ def main() -> None:
     def keep(row: Row) -> None:
         rows = [old for old in stored_rows(options.data, shape) if identity(old) != identity(row)] + [row]
         rows.sort(key=lambda each: (each["model"], each["bytes"], each["method"], each["activations"]))
-        figures = {**shape, "rows": rows}
+        figures = {**shape, "measured": date.today().isoformat(), "rows": rows}
         write_file(options.data, (json.dumps(figures, indent=1) + "\n").encode())
-        write_page(options.page, figures)
-        print(f"{row['model']} {row['recipe']} {row['method']}: " + table([row]).splitlines()[-1], flush=True)
+        print(line(row), flush=True)
 
     for model in options.models:
         source = open_source(model, need_weights=True)

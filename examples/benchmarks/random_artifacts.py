@@ -23,10 +23,58 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.device.load import load_profile
 from edgekit.plugins import load_target
 from edgekit.quant.random_weights import random_weights
-from examples.benchmarks.random_models import SHAPES
 
 PLANNED_TOKENS = 8192
 TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+
+
+LLAMA_1B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 500_000.0,
+}
+
+QWEN2_500M: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 1_000_000.0,
+}
+
+SMOLLM2_135M: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 100_000.0,
+}
+
+SHAPES = {"smollm2-135m": SMOLLM2_135M, "llama-1b": LLAMA_1B, "qwen2-500m": QWEN2_500M}
 
 
 def random_shape(chance: random.Random) -> dict[str, Any]:

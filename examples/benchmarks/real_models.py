@@ -1,55 +1,78 @@
 """Exports real models with every built-in recipe on every target, and measures what each artifact loses and takes.
 
     python -m examples.benchmarks.real_models --models smollm2 --targets onnx --recipes default s8
-    python -m examples.benchmarks.real_models --models smollm2 --targets onnx --tasks hellaswag=100 humaneval=32
     python -m examples.benchmarks.real_models --keep build/real --again run
-    python -m examples.benchmarks.real_models --page
 
-Each part of a row is added to docs/data/real_models.jsonl as soon as it is measured, and what is there is not measured
+Each part of a row is added to results/real_models.jsonl as soon as it is measured, and what is there is not measured
 again unless `--again` names it, or the artifact has other weights than before: an interrupted run goes on where it
 stood. The row `default` is `edgekit export MODEL --device NAME` with a device for which a plan chooses the target, and
-nothing else. KL, equal top tokens and perplexity come from held-out text (examples/benchmarks/held_out) that nothing is
-calibrated on.
+nothing else; `balanced-to-5.32` is `--bits-per-weight 5.32`. KL, equal top tokens and perplexity come from held-out
+text (examples/benchmarks/held_out) that nothing is calibrated on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import edgekit
 from edgekit import plugins
+from edgekit.apps.bench.machine import Machine
 from edgekit.common.files import write_output
-from edgekit.contracts.recipe import RECIPES
+from edgekit.contracts.recipe import GGUF_RECIPES, NATIVE_RECIPES, RECIPES
 from edgekit.testing.real_models import gemma3, smollm2
 from examples.benchmarks.process_memory import HighWater
-from examples.benchmarks.real_model_answer import HELD_OUT
-from examples.benchmarks.real_model_pages import write_pages
-from examples.benchmarks.real_model_rows import (
-    ASKED,
-    DATA,
-    DEFAULT,
-    KINDS,
-    MODELS,
-    NAMES,
-    ROOT,
-    TARGETS,
-    Row,
-    add_row,
-    read_rows,
-    written,
-)
 
+Row = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+HELD_OUT = Path(__file__).parent / "held_out"
+DATA = Path(__file__).parent / "results" / "real_models.jsonl"
+MODELS = ("smollm2", "gemma3", "demo")
+# Targets, and a device for which a plan chooses each. llamacpp is chosen only where it is measured to be the fastest,
+# so it is asked for.
+TARGETS = {"onnx": "laptop-x86-8gb", "llamacpp": "this", "executorch": "pixel-9", "mlx": "macbook-m4-16gb"}
+DEFAULT = "default"
+BUDGET = "balanced-to-"  # and bits a weight, over all weights
+NAMES = [DEFAULT, f"{BUDGET}5.32", *RECIPES, *GGUF_RECIPES, *NATIVE_RECIPES]
+KINDS = ("code", "prose")
+ASKED = ("model", "target", "recipe", "effort")  # what tells rows apart
 SOURCES: dict[str, Callable[[], str | Path]] = {"smollm2": smollm2, "gemma3": gemma3, "demo": lambda: "demo"}
 PARTS = ("quality", "run")
 CONTEXT = 1024
 TOKENS = 1024  # of held-out text of each kind, and of the context that is filled, unless the command says otherwise
 TRIALS = 3
+ANSWER_TOKENS = 32
+
+
+def read_rows(data: Path) -> dict[tuple[str, ...], Row]:
+    """Rows by what was asked; a later line of the same row takes the place of an earlier one."""
+    lines = data.read_text().splitlines() if data.exists() else []
+    return {tuple(row[key] for key in ASKED): row for row in map(json.loads, lines)}
+
+
+def add_row(row: Row, data: Path) -> None:
+    """Append a row as one line, so that several runs may add rows at the same time."""
+    with data.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def written(rows: Iterable[Row]) -> bytes:
+    """The file's bytes, in the order of the tables."""
+    return "".join(json.dumps(row) + "\n" for row in sorted(rows, key=place)).encode()
+
+
+def place(row: Row) -> tuple[int, int, int, str]:
+    """The place of a row in the tables."""
+    where = MODELS.index(row["model"]), list(TARGETS).index(row["target"]), NAMES.index(row["recipe"])
+    return (*where, row["effort"])
 
 
 def exported(row: Row, artifact: Path) -> Row:
@@ -61,12 +84,14 @@ def exported(row: Row, artifact: Path) -> Row:
     options = ["--device", device]
     if device == "this":
         options += ["--target", row["target"]]
-    if not is_default:
+    if row["recipe"].startswith(BUDGET):
+        options += ["--bits-per-weight", row["recipe"].removeprefix(BUDGET), "--context", str(CONTEXT)]
+    elif not is_default:
         options += ["--recipe", row["recipe"], "--context", str(CONTEXT)]
     if row["effort"] != DEFAULT:
         options += ["--effort", row["effort"]]
     if not artifact.exists():
-        done = edgekit("export", SOURCES[row["model"]](), *options, "-o", artifact)
+        done = command_of_edgekit("export", SOURCES[row["model"]](), *options, "-o", artifact)
         if done.returncode:
             return row | {"refused": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     manifest = json.loads((artifact / "manifest.json").read_text())
@@ -82,24 +107,15 @@ def exported(row: Row, artifact: Path) -> Row:
 
 
 def measured(row: Row, artifact: Path, part: str, tokens: int, trials: int) -> Row:
-    """Add a part: `quality`, `run` or a task with its limit."""
+    """Add a part: `quality` or `run`."""
     if part == "run":
         return row | {"run": run(artifact, tokens, trials)}
-    if part == "quality":
-        found = {kind: quality(artifact, kind, tokens) for kind in KINDS}
-        bits = [each.pop("bits_per_weight") for each in found.values()]
-        return row | {"bits_per_weight": bits[0], "quality": found}
-    task, _, limit = part.partition("=")
-    return row | {"tasks": row.get("tasks", {}) | {task: answered(artifact, task, limit)}}
+    found = {kind: quality(artifact, kind, tokens) for kind in KINDS}
+    bits = [each.pop("bits_per_weight") for each in found.values()]
+    return row | {"bits_per_weight": bits[0], "quality": found}
 
 
-def is_there(row: Row, part: str) -> bool:
-    task, _, limit = part.partition("=")
-    share = row.get("tasks", {}).get(task)
-    return part in row if part in PARTS else bool(share) and share["asked"] >= int(limit or 0)
-
-
-def edgekit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def command_of_edgekit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgekit", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -113,7 +129,7 @@ def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def quality(artifact: Path, kind: str, tokens: int) -> dict[str, Any]:
     text = HELD_OUT / f"{kind}.txt"
-    evaluation = answer_of(edgekit("eval", artifact, "--text", text, "--tokens", str(tokens), "--json"))
+    evaluation = answer_of(command_of_edgekit("eval", artifact, "--text", text, "--tokens", str(tokens), "--json"))
     kept = ("tokens", "kl_mean", "kl_error", "same_top", "perplexity", "reference_perplexity")
     bits = {"bits_per_weight": evaluation["bits_per_weight"]}
     return {name: evaluation["divergence"][name] for name in kept} | bits
@@ -121,7 +137,15 @@ def quality(artifact: Path, kind: str, tokens: int) -> dict[str, Any]:
 
 def run(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
     """Fill the context and answer, in a process of its own whose memory is watched from this one."""
-    command = [sys.executable, "-m", "examples.benchmarks.real_model_answer", str(artifact), str(filled), str(trials)]
+    command = [
+        sys.executable,
+        "-m",
+        "examples.benchmarks.real_models",
+        "--child",
+        str(artifact),
+        str(filled),
+        str(trials),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     water = HighWater(process.pid)
     water.start()
@@ -132,12 +156,27 @@ def run(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
     return {**found, "measured_private_bytes": water.most}
 
 
-def answered(artifact: Path, task: str, limit: str) -> dict[str, Any]:
-    options = ["--limit", limit] if limit else []
-    options += ["--allow-code"] if task == "humaneval" else []
-    report = answer_of(edgekit("eval", artifact, "--tasks", task, *options, "--json"))
-    share: dict[str, Any] = report["results"][0]["share"]
-    return share
+def answer(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
+    """Fill the context of an artifact and answer: the predicted memory, and the best speeds of a few answers.
+
+    It runs in a process that holds little else, whose memory another one watches.
+    """
+    machine = Machine()
+    with edgekit.open(artifact, context=filled, prefixes=0) as runtime:
+        words = (HELD_OUT / "prose.txt").read_text()
+        prompt = runtime.codec.encode(words, add_special_tokens=True)[: filled - ANSWER_TOKENS]
+        options: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+        before = machine.usage([os.getpid()])
+        answers = [runtime.complete(prompt, **options) for _ in range(trials)]
+        others = machine.between(before, machine.usage([os.getpid()])).others_share
+        predicted = runtime.memory().predicted
+    return {
+        "context": filled,
+        "predicted_private_bytes": predicted.private_bytes,
+        "prefill_tokens_per_s": max(answer.timings.prefill_tokens_per_s or 0 for answer in answers),
+        "decode_tokens_per_s": max(answer.timings.decode_tokens_per_s or 0 for answer in answers),
+        "others_share": others,
+    }
 
 
 def effort_of(recipe: str, effort: str) -> str:
@@ -145,14 +184,14 @@ def effort_of(recipe: str, effort: str) -> str:
     return effort if recipe in RECIPES and not RECIPES[recipe].is_exact() else DEFAULT
 
 
-def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: argparse.Namespace) -> None:
+def complete(asked: Row, again: Sequence[str], options: argparse.Namespace) -> None:
     """Measure the parts that a row lacks, each stored at once."""
     kept = read_rows(options.data).get(tuple(asked.values()), asked)
 
     def is_wanted(row: Row, part: str) -> bool:
-        return part in again or not is_there(row, part)
+        return part in again or part not in row
 
-    if kept.get("refused") or not any(is_wanted(kept, part) for part in parts):
+    if kept.get("refused") or not any(is_wanted(kept, part) for part in PARTS):
         return
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(options.keep or folder) / "-".join(asked.values())
@@ -161,10 +200,8 @@ def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: ar
             store(row, options.data)
             return
         if row["weights"] != kept.get("weights"):
-            tasks = [f"{task}={share['asked']}" for task, share in row.get("tasks", {}).items()]
-            parts = [*PARTS, *tasks, *parts]  # a task with fewer items than before is there then
-            row = {key: value for key, value in row.items() if key not in (*PARTS, "tasks")}  # of other weights
-        for part in dict.fromkeys(parts):
+            row = {key: value for key, value in row.items() if key not in PARTS}  # they are of other weights
+        for part in PARTS:
             if not is_wanted(row, part):
                 continue
             print(*asked.values(), part, flush=True)
@@ -187,21 +224,22 @@ def main() -> None:
     text = "of text of each kind, and of the filled context; without it, as many as before"
     parser.add_argument("--tokens", type=int, help=text)
     parser.add_argument("--trials", type=int, default=TRIALS, help="answers, the fastest of which counts")
-    parser.add_argument("--tasks", nargs="*", default=[], metavar="NAME[=LIMIT]", help="public tasks of these rows")
     parser.add_argument("--again", nargs="*", default=[], metavar="PART", help=f"measured anew: {', '.join(PARTS)}")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the artifacts")
-    parser.add_argument("--page", action="store_true", help="only write the pages from the data")
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for model in [] if options.page else options.models:
+    if options.child:
+        artifact, filled, trials = options.child
+        print(json.dumps(answer(Path(artifact), int(filled), int(trials))))
+        return
+    for model in options.models:
         for target in options.targets:
             for recipe in options.recipes:
                 asked = dict(zip(ASKED, (model, target, recipe, effort_of(recipe, options.effort)), strict=True))
-                complete(asked, [*PARTS, *options.tasks], options.again, options)
+                complete(asked, options.again, options)
     if options.data == DATA:
-        rows = read_rows(DATA).values()
-        write_output(DATA, written(rows))
-        write_pages(rows)
+        write_output(DATA, written(read_rows(DATA).values()))
 
 
 if __name__ == "__main__":

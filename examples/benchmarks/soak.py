@@ -31,7 +31,7 @@ from edgekit.common.malloc import return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import write_adapter
-from examples.benchmarks.heap import used_bytes
+from examples.benchmarks.process_memory import used_bytes
 
 EXPECTED = (InvalidInput, LimitExceeded, Unsupported)  # some requests are wrong on purpose
 WORDS = ("the", "river", "that", "was", "long", "and", "people", "who", "lived", "by", "it", "told", "stories")

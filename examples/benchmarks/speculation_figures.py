@@ -608,7 +608,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, help="How many of the prompts equal samples too; all without it.")
     parser.add_argument("--pair", dest="pairs", nargs=2, action="append", metavar=("TARGET", "DRAFT"))
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/data/speculation.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/speculation.json")
     asked = parser.parse_args()
     for part in asked.parts:
         before = os.getloadavg()[0]

@@ -32,7 +32,7 @@ _TOKEN_BITS = 32 + 8  # the scale and zero point of each token of a head in an 8
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
-    cache_shares=((8, 0.17),),  # docs/data/executorch_narrow.json: 1.54 times as long for 0.27 of the bytes
+    cache_shares=((8, 0.17),),  # measured on x86-64: 1.54 times as long for 0.27 of the bytes
     source="measured on x86-64 (0.5 B, 8da4w); phones were not run",
 )
 _LOWERED = SpeedFacts(

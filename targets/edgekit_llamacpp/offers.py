@@ -108,5 +108,5 @@ def _memory(model: ModelSpec, recipe: Recipe) -> MemoryFacts:
         mask_bits=16,
         exact_scores=True,
         source="the file, its 4-bit linears copied once more in the order of the kernels; buffers as llama.cpp logs "
-        "them on x86-64 Linux (examples/benchmarks/llamacpp_memory.py)",
+        "them on x86-64 Linux",
     )

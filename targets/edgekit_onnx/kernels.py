@@ -1,7 +1,7 @@
 """The choice of kernels for products on arm64: by default those that round activations as finely as x86's kernels.
 
 On cores with dot product instructions, onnxruntime would use Arm's KleidiAI for 4-bit weights. KleidiAI rounds
-activations more coarsely, which made KL seven times as large (docs/evidence/onnx.md), and its results depend on chunks
+activations more coarsely, which made KL seven times as large (docs/onnx.md), and its results depend on chunks
 in ways that a short check misses.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MOST_WORDS, MOST_WORDS_OF_EVIDENCE = 2_200, 3_400  # on their way down to 900
+MOST_WORDS = 2_200  # on their way down to 900
 
 
 def test_the_architecture_page_names_code_that_exists() -> None:
@@ -34,8 +34,7 @@ def test_the_architecture_page_lists_every_folder() -> None:
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_a_page_is_short_enough_to_read(page: Path) -> None:
-    most = MOST_WORDS_OF_EVIDENCE if "evidence" in page.parts else MOST_WORDS
-    assert len(page.read_text().split()) <= most
+    assert len(page.read_text().split()) <= MOST_WORDS
 
 
 @pytest.mark.slow

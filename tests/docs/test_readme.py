@@ -1,4 +1,4 @@
-"""The commands and the Python of the README run as they stand, with a local file in place of the hub's model."""
+"""The README is short, in its order, its commands run, and its picture shows what `plan` prints."""
 
 from __future__ import annotations
 
@@ -6,62 +6,73 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import readme_picture
 
 from edgekit.testing.real_models import RealModelMissing, smollm2
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.real, pytest.mark.slow]
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Type the README's commands; return what each printed. Without calibration, which takes minutes."""
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("torch")
+def model() -> str:
     try:
-        model = str(smollm2())
+        return str(smollm2())
     except RealModelMissing as missing:
         pytest.skip(str(missing))
-    folder = tmp_path_factory.mktemp("reader")
-    outputs = {"folder": str(folder)}
-    for block in blocks(README, "console"):
-        for line in block.splitlines():
-            if line.startswith("$ edgekit "):
-                words = shlex.split(line.removeprefix("$ edgekit ").replace(HUB_ID, model))
-                quick = ["--effort", "quick"] if words[0] == "export" else []
-                outputs[line] = python(folder, "-m", "edgekit", *words, *quick)
-    return outputs
 
 
-def python(folder: str | Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_the_readme_is_short_and_in_its_order() -> None:
+    assert len(README.splitlines()) <= 80
+    parts = [
+        "![",
+        "<!-- rivals -->",
+        "make demo",
+        "make test",
+        "pip install",
+        "\nedgekit run",
+        "| target |",
+        "## Read on",
+    ]
+    places = [README.index(part) for part in parts]
+    assert places == sorted(places)
 
 
-def test_the_commands_of_the_readme_make_an_artifact(printed: dict[str, str]) -> None:
-    assert [line.split()[2] for line in printed if line.startswith("$")] == ["run", "plan", "export", "run"]
-    assert (Path(printed["folder"]) / "smollm2.edgekit/manifest.json").is_file()
+def test_what_the_readme_installs_and_makes_is_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [name for names in re.findall(r"edgekit\[([\w,]+)\]", README) for name in names.split(",")]
+    assert set(named) <= set(extras)
+    targets = [command.split()[1] for command in COMMANDS if command.startswith("make ")]
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets == ["demo", "test"] and all(f"\n{target}:" in makefile for target in targets)
+    assert len(COMMANDS) == 4
 
 
-def test_the_plan_in_the_readme_is_the_plan_that_is_printed(printed: dict[str, str]) -> None:
-    command = next(line for line in printed if line.startswith("$ edgekit plan"))
-    lines = [line for line in README.splitlines() if line.startswith(("raspberry", "  memory", "  allowed"))]
-    assert len(lines) == 3
-    for line in lines:
-        assert line in printed[command].replace("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct")
+@pytest.mark.onnx
+@pytest.mark.quantize
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_command_of_the_readme_answers() -> None:
+    for name in ("onnxruntime", "torch"):
+        pytest.importorskip(name)
+    (command,) = [each for each in COMMANDS if each.startswith("edgekit run")]
+    words = shlex.split(command.replace(readme_picture.HUB_ID, model()))[1:]
+    done = subprocess.run([sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and len(done.stdout.split()) > 5, done.stderr
 
 
-@pytest.mark.parametrize("block", blocks(README, "python"), ids=["readme"])
-def test_the_python_of_the_readme_runs(printed: dict[str, str], block: str) -> None:
-    assert python(printed["folder"], "-c", block).strip()
+@pytest.mark.real
+@pytest.mark.parametrize("command", [each for each in readme_picture.COMMANDS if " plan " in each])
+def test_the_picture_shows_what_plan_prints(command: str) -> None:
+    lines = readme_picture.shown(command, model())
+    drawn = readme_picture.PICTURE.read_text()
+    missing = [line for line in lines if line != "…" and f">{readme_picture.escape(line)}</text>" not in drawn]
+    assert missing == [], "run: python docs/readme_picture.py"

@@ -1,11 +1,9 @@
-"""The figures of docs/evidence/speculation*.md were measured, and its picture is drawn from the stored figures."""
+"""The script behind the figures of docs/speculation.md measures what it says."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,35 +17,10 @@ from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing.drafting import ReplayDrafter
 
 ROOT = Path(__file__).parents[2]
-FIGURES: dict[str, Any] = json.loads((ROOT / "docs/data/speculation.json").read_text())
-
-
-def picture() -> Any:
-    return example("speculation_picture")
 
 
 def example(name: str) -> Any:
     return importlib.import_module(f"examples.benchmarks.{name}")
-
-
-def test_the_picture_is_the_one_that_the_stored_figures_give() -> None:
-    drawn = picture()
-    assert (ROOT / "docs/speculation.svg").read_text() == drawn.picture(drawn.with_points(FIGURES))
-
-
-@pytest.mark.parametrize(("rate", "slope", "draft"), [(0.8, 0.1, 0.05), (0.3, 0.5, 0.0), (1.0, 0.0, 0.0)])
-def test_the_picture_follows_the_model(rate: float, slope: float, draft: float) -> None:
-    found = picture().best(rate, slope, draft)
-    each = [sum(rate**i for i in range(g + 1)) / (1 + (slope + draft) * g) for g in range(1, 16)]
-    assert math.isclose(found, max(each))
-
-
-def test_the_page_shows_the_stored_figures() -> None:
-    written = example("speculation_page")
-    text = "".join(path.read_text() for path in written.PAGES)
-    assert text == written.page(text, FIGURES), "run: python -m examples.benchmarks.speculation_page"
-    shown = set(re.findall(r"<!-- (\w+) -->\n[^<]", text)) - {"end"}
-    assert shown == set(written.WRITERS) == set(FIGURES)
 
 
 def figures(mode: str, *, equal: int = 10, proposed: int = 5, margins: tuple[float, ...] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Pages whose blocks are fragments of edgekit itself and no scripts.
 NO_SCRIPTS = {"architecture.md"}
 
@@ -29,7 +29,7 @@ def scripts() -> dict[str, str]:
 @pytest.mark.slow
 def test_every_page_is_a_typed_script(tmp_path: Path) -> None:
     found = scripts()
-    assert {"readme", "runtime", "chat", "python", "tutorial"} <= set(found)
+    assert {"runtime", "chat", "python", "tutorial"} <= set(found)
     for name, text in found.items():
         (tmp_path / f"{name}_page.py").write_text(text)
     environment = {

@@ -78,7 +78,7 @@ class Comparison(NamedTuple):
     cpus: tuple[str, ...]
     windows: int
     tokens: int
-    kl_to_float: float  # to products with float activations; measured figures are in docs/evidence/onnx.md
+    kl_to_float: float  # to products with float activations; measured figures are in docs/onnx.md
     kl_to_x86: float  # to this machine's kernels, which are those of its own extensions
 
 

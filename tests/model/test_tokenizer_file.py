@@ -12,7 +12,7 @@ import pytest
 import edgekit
 from edgekit.errors import InvalidInput
 from edgekit.model.tokenizer_file import load_tokenizer, read_tokenizer
-from examples.benchmarks.heap import used_bytes
+from examples.benchmarks.process_memory import used_bytes
 
 WORDS = {"a": 0, "##b": 1, "##c": 2, "a\u6f22b": 3, "a##b": 4, "ab": 5, "\u6f22": 6, "a\u6f22": 7}
 

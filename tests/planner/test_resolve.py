@@ -373,7 +373,7 @@ def test_a_plan_takes_a_budget_of_bits() -> None:
 
 
 def test_prior_near_a_measured_size_equals_the_measurement() -> None:
-    rows = json.loads((ROOT / "docs/data/quantisation.json").read_text())["rows"]
+    rows = json.loads((ROOT / "examples/benchmarks/results/quality.json").read_text())["rows"]
     for recipe, models in MEASURED.items():
         for model in models:
             (row,) = (

@@ -125,7 +125,7 @@ def test_a_release_names_its_pages_and_its_readme_leads_to_them() -> None:
     tag = f"v{page['version']}"
     links = re.findall(r"\]\(([^)]*)\)", page["readme"]["text"])
     assert len(links) > 20
-    assert f"https://example.org/makers/edgekit/raw/{tag}/docs/overview.svg" in links
+    assert f"https://example.org/makers/edgekit/raw/{tag}/docs/run_and_plan.svg" in links
     files = [*links, *(page["urls"][name] for name in ("Documentation", "Changelog", "Security"))]
     elsewhere = set(re.findall(r"\]\((https://[^)]*)\)", (ROOT / "README.md").read_text()))
     for link in files:

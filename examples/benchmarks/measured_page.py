@@ -1,0 +1,359 @@
+"""Writes the tables and pictures of docs/measured.md, and the tables of three more pages.
+
+    python -m examples.benchmarks.measured_page
+
+They come from the files of `results/`: `engine_turns_*.json` (engine_turns.py), `peers.json` (onnx_peers.py),
+`memory.json` (memory_contract.py), `quality.json` (quantisation_figures.py), `real_models.jsonl` (real_models.py) and
+`speculation.json` (speculation_figures.py).
+A table stands between `<!-- NAME -->` and `<!-- end -->`. Sizes are bytes of files; a MB is a million bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs/measured.md",
+    ROOT / "docs/quantisation.md",
+    ROOT / "docs/speculation.md",
+)
+SIZES = {"SmolLM2-135M": "0.1 B", "0.5 B parameters": "0.5 B", "1.2 B parameters": "1.2 B"}
+PROCESSORS = {"intel": "Intel, AMX", "amd": "AMD, AVX-512"}
+EDGEKIT, SPINNING, LLAMA_CPP, GENAI = "edgekit", "edgekit, `EDGEKIT_SPIN=on`", "llama.cpp", "onnxruntime-genai"
+DEPTH = "512"
+KINDS = ("code", "prose", "chat")
+MODELS = {
+    "smollm2": ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M"),
+    "gemma3": ("gemma-3-270m-Q4_K_M", "Gemma 3 270M"),
+    "demo": ("demo", "demo, 11 M"),
+}
+SAMPLINGS = ("greedy", "temperature 0.7")
+DRAFTERS = {
+    "auto": "`auto`",
+    "ngram": "prompt lookup",
+    "draft model": "draft model",
+    "draft model, always 1": "draft model, always one token",
+    "draft model, always 3": "draft model, always three",
+    "early exit": "early exit, of a model not trained for it",
+}
+FEWER_BITS = "5.32"  # the weights have as many bytes then as those of IQ4_XS
+RECIPES = ("default", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
+
+Row = dict[str, Any]
+
+
+def stored(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def real_models() -> dict[tuple[str, str, str], Row]:
+    """Rows of real models by model, target and recipe."""
+    rows = map(json.loads, (RESULTS / "real_models.jsonl").read_text().splitlines())
+    return {(row["model"], row["target"], row["recipe"]): row for row in rows}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def mb(size: float) -> str:
+    return f"{size / 1e6:,.0f} MB" if size >= 2e7 else f"{size / 1e6:.1f} MB"
+
+
+def rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.0f}" if tokens_per_s >= 50 else f"{tokens_per_s:.1f}"
+
+
+# Speed
+
+
+class Speeds(NamedTuple):
+    """Tokens a second of one model on one processor, by engine, as medians."""
+
+    processor: str
+    size: str
+    edgekit: Row
+    llama_cpp: Row
+
+
+def speeds() -> list[Speeds]:
+    """Default settings of edgekit's onnx target and of llama.cpp's library, on the same integers, in turns."""
+    found = []
+    for name, processor in PROCESSORS.items():
+        measured = stored(f"engine_turns_{name}.json")
+        for model, size in SIZES.items():
+            quiet = measured[model]["quiet"]
+            found.append(Speeds(processor, size, quiet["onnx brief"][DEPTH], quiet["llamacpp brief"][DEPTH]))
+    return found
+
+
+def peers() -> dict[str, Row]:
+    """The engines that were compared on random weights of 1.2 B parameters, by the names of the page."""
+    engines = stored("peers.json")["engines"]
+    names = (EDGEKIT, SPINNING, f"{LLAMA_CPP}, 8-bit head", f"{LLAMA_CPP}, Q6_K head", GENAI)
+    return dict(zip(names, engines, strict=True))
+
+
+def best_llama_cpp(metric: str) -> float:
+    return max(float(row[metric]) for name, row in peers().items() if name.startswith(LLAMA_CPP))
+
+
+def speed_table() -> str:
+    rows = []
+    for words, metric in (("decode", "decode_tokens_per_s"), ("prefill", "prefill_tokens_per_s")):
+        for each in speeds():
+            ours, theirs = each.edgekit[metric], each.llama_cpp[metric]
+            what = f"{words}, {each.size}, {each.processor}"
+            rows.append([what, rate(ours), rate(theirs), "", f"{ours / theirs:.2f}"])
+        found, best = peers(), best_llama_cpp(metric)
+        ours = found[EDGEKIT][metric]
+        cells = [rate(each) for each in (ours, best, found[GENAI][metric])]
+        rows.append([f"{words}, 1.2 B, older AMD ¹", *cells, f"{ours / best:.2f}"])
+    return table(["tokens/s after 512 tokens", EDGEKIT, LLAMA_CPP, GENAI, "edgekit over llama.cpp"], rows)
+
+
+# Memory
+
+
+def memory_table() -> str:
+    rows = []
+    for name, row in peers().items():
+        sizes = [mb(row[each]) for each in ("file_bytes", "private_bytes", "peak_bytes")]
+        rows.append([name, *sizes, *(f"{seconds:.1f} s" for seconds in row["load_s"])])
+    return table(["1.2 B, 4 bits", "files", "private memory", "peak, resident", "first opening", "second"], rows)
+
+
+def predicted_table() -> str:
+    rows = []
+    for (model, target, recipe), row in real_models().items():
+        if recipe == "default":
+            run = row["run"]
+            pair = run["predicted_private_bytes"], run["measured_private_bytes"]
+            off = f"{pair[0] / pair[1] - 1:+.1%}"
+            rows.append([f"{MODELS[model][1]}, {target}", f"{run['context']:,}", *map(mb, pair), off])
+    return table(["default artifact", "context", "predicted", "measured", "off by"], rows)
+
+
+# Quality
+
+
+class Loss(NamedTuple):
+    """What a file loses against the float model: KL by kind of text, equal top tokens, and the bytes of the file."""
+
+    what: str
+    file_bytes: int
+    kl: tuple[float, ...]
+    same_top: float
+    is_edgekit: bool
+
+
+def losses(model: str) -> list[Loss]:
+    """The default of edgekit on two targets, then the formats of llama.cpp, the largest file first."""
+    stored_name, _ = MODELS[model]
+    rows = [row for row in stored("quality.json")["rows"] if row["model"] == stored_name]
+    default = next(row for row in rows if (row["recipe"], row["method"]) == ("balanced", "gptq"))
+    ours = [
+        loss(f"edgekit, default, {target}", default, real_models()[model, target, "default"]["bytes"])
+        for target in ("onnx", "llamacpp")
+    ]
+    if smaller := real_models().get((model, "llamacpp", f"balanced-to-{FEWER_BITS}")):
+        weights = next(row for row in rows if row["recipe"] == "balanced at the bytes of IQ4_XS")
+        ours.append(loss(f"edgekit, {FEWER_BITS} bits a weight, llamacpp", weights, smaller["bytes"]))
+    peers_ = [
+        loss(f"llama.cpp {row['recipe']}", row, row["file_bytes"])
+        for row in rows
+        if row["method"] == "llama.cpp" and row["recipe"] not in stored_name  # the file that all were made from
+    ]
+    return ours + sorted(peers_, key=lambda each: -each.file_bytes)
+
+
+def loss(what: str, row: Row, file_bytes: int) -> Loss:
+    kl = tuple(fmean(row["text"][kind]["kl"]) for kind in KINDS)
+    same_top = fmean(fmean(row["text"][kind]["same_top"]) for kind in KINDS)
+    return Loss(what, file_bytes, kl, same_top, what.startswith(EDGEKIT))
+
+
+def quality_table() -> str:
+    rows = [
+        [MODELS[model][1], each.what, mb(each.file_bytes), *(f"{kl:.4f}" for kl in each.kl), f"{each.same_top:.1%}"]
+        for model in MODELS
+        for each in losses(model)
+    ]
+    return table(["model", "made by", "files", *(f"KL, {kind}" for kind in KINDS), "same top token"], rows)
+
+
+def recipe_table() -> str:
+    rows = []
+    for recipe in RECIPES:
+        row = real_models()["smollm2", "onnx", recipe]
+        kl = [f"{row['quality'][kind]['kl_mean']:.4f}" for kind in ("code", "prose")]
+        name = "`balanced`, calibrated (the default)" if recipe == "default" else f"`{recipe}`, to the nearest"
+        private = mb(row["run"]["measured_private_bytes"])
+        rows.append([name, mb(row["bytes"]), *kl, f"{row['quality']['code']['same_top']:.1%}", private])
+    return table(["recipe", "files", "KL, code", "KL, prose", "same top token, code", "private memory"], rows)
+
+
+# Speculation
+
+
+def draft_table() -> str:
+    """Speed with drafts over plain decoding, of a trained pair of models."""
+    found = stored("speculation.json")
+    runs = [(found[part]["by_drafter"], sampling) for part in ("pair", "edits") for sampling in SAMPLINGS]
+    rows = [
+        [words, *(f"{by[f'{name}; {each}']['speed_up']:.2f}" for by, each in runs)] for name, words in DRAFTERS.items()
+    ]
+    return table(["drafter", "code, greedy", "code, 0.7", "edits, greedy", "edits, 0.7"], rows)
+
+
+# README
+
+
+def readme_table() -> str:
+    rows = []
+    for each in speeds():
+        if each.size != "0.5 B":
+            pair = each.edgekit["decode_tokens_per_s"], each.llama_cpp["decode_tokens_per_s"]
+            rows.append([f"decode, {each.size}, {each.processor}", *(f"{rate(one)} tokens/s" for one in pair), ""])
+    found, metric = peers(), "decode_tokens_per_s"
+    threes = (found[EDGEKIT][metric], best_llama_cpp(metric), found[GENAI][metric])
+    rows.append(["decode, 1.2 B, older AMD", *(f"{rate(one)} tokens/s" for one in threes)])
+    best = found[f"{LLAMA_CPP}, Q6_K head"]
+    for words, key in (("private memory, 1.2 B", "private_bytes"), ("files, 1.2 B in 4 bits", "file_bytes")):
+        rows.append([words, *(mb(row[key]) for row in (found[EDGEKIT], best, found[GENAI]))])
+    found_losses = {each.what: each for each in losses("smollm2")}
+    gguf, rival = found_losses["edgekit, default, llamacpp"], found_losses["llama.cpp Q4_K_M"]
+    cells = [f"KL {each.kl[0]:.3f} in {mb(each.file_bytes)}" for each in (gguf, rival)]
+    rows.append(["loss on code, SmolLM2-135M", *cells, ""])
+    return table(["", EDGEKIT, LLAMA_CPP, GENAI], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": speed_table,
+    "memory": memory_table,
+    "predicted": predicted_table,
+    "quality": quality_table,
+    "recipes": recipe_table,
+    "drafts": draft_table,
+    "rivals": readme_table,
+}
+
+
+def written(page: str) -> str:
+    """The page with its tables made anew."""
+    return re.sub(
+        r"<!-- (\w+) -->\n.*?<!-- end -->",
+        lambda found: f"<!-- {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+# Pictures
+
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#222}.t{font-size:15px}.b{fill:#fff}.o{fill:#4a90c9}.p{fill:#b9bec6}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6e6e6}.b{fill:#16181d}.p{fill:#5c6470}}"
+)
+
+
+class Bar(NamedTuple):
+    what: str
+    value: float
+    words: str
+    is_edgekit: bool
+
+
+def bars(title: str, shown: Sequence[Bar]) -> str:
+    """A chart of horizontal bars; those of edgekit are blue."""
+    left, wide, high = 310, 330, 22
+    most = max(bar.value for bar in shown)
+    lines = [f'<text class="t" x="12" y="24">{title}</text>']
+    for bar, y in zip(shown, count(42, high), strict=False):
+        lines.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{bar.what}</text>')
+        width = bar.value / most * wide
+        kind = "o" if bar.is_edgekit else "p"
+        lines.append(f'<rect class="{kind}" x="{left}" y="{y}" width="{width:.1f}" height="{high - 5}"/>')
+        lines.append(f'<text x="{left + width + 6:.1f}" y="{y + 13}">{bar.words}</text>')
+    return drawn(lines, left + wide + 190, 42 + len(shown) * high + 10)
+
+
+def drawn(lines: Sequence[str], width: int, height: int) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+    return "\n".join(
+        [head, f"<style>{STYLE}</style>", '<rect class="b" width="100%" height="100%"/>', *lines, "</svg>\n"]
+    )
+
+
+def speed_picture() -> str:
+    shown = []
+    for each in speeds():
+        for name, row in ((EDGEKIT, each.edgekit), (LLAMA_CPP, each.llama_cpp)):
+            value = row["decode_tokens_per_s"]
+            shown.append(Bar(f"{each.size}, {each.processor}: {name}", value, rate(value), name == EDGEKIT))
+    for name, row in peers().items():
+        value = row["decode_tokens_per_s"]
+        what = f"1.2 B, older AMD: {name.replace('`', '')}"
+        shown.append(Bar(what, value, rate(value), name.startswith(EDGEKIT)))
+    return bars("Decoded tokens a second after 512 tokens, two cores", shown)
+
+
+def memory_picture() -> str:
+    shown = []
+    for name, row in peers().items():
+        words = f"{mb(row['peak_bytes'])}, {mb(row['private_bytes'])} private"
+        shown.append(Bar(name.replace("`", ""), row["peak_bytes"], words, name.startswith(EDGEKIT)))
+    return bars("Peak of resident memory, 1.2 B parameters in 4 bits", shown)
+
+
+def quality_picture() -> str:
+    """Loss on code by bytes of files, SmolLM2-135M."""
+    found, left, top, wide, high = losses("smollm2"), 60, 50, 560, 240
+    low, most = 85e6, 120e6
+    worst = max(each.kl[0] for each in found) * 1.1
+    title = "SmolLM2-135M: KL on code by size of files (blue: edgekit, grey: llama.cpp)"
+    lines = [f'<text class="t" x="12" y="24">{title}</text>']
+    for size in range(85, 121, 5):
+        x = left + (size * 1e6 - low) / (most - low) * wide
+        lines.append(f'<text x="{x:.0f}" y="{top + high + 28}" text-anchor="middle">{size}</text>')
+    for share in (0.0, 0.1, 0.2):
+        y = top + high - share / worst * high + 4
+        lines.append(f'<text x="{left - 8}" y="{y:.0f}" text-anchor="end">{share}</text>')
+    lines.append(f'<text x="{left + wide / 2}" y="{top + high + 48}" text-anchor="middle">MB of files</text>')
+    for each in found:
+        x = left + (each.file_bytes - low) / (most - low) * wide
+        y = top + high - each.kl[0] / worst * high
+        kind = "o" if each.is_edgekit else "p"
+        lines.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
+        what = each.what.removeprefix("edgekit, ").removeprefix("llama.cpp ")
+        label = y + 20 if each.is_edgekit else y - 10  # so that neighbours do not cover each other
+        lines.append(f'<text x="{x:.1f}" y="{label:.1f}" text-anchor="middle">{what}</text>')
+    return drawn(lines, left + wide + 60, top + high + 60)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "measured_speed.svg": speed_picture,
+    "measured_memory.svg": memory_picture,
+    "measured_quality.svg": quality_picture,
+}
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(written(page.read_text()))
+    for name, picture in PICTURES.items():
+        (ROOT / "docs" / name).write_text(picture())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The numbers of docs/measured.md, docs/quantisation.md and the README are those of the stored results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.benchmarks import measured_page
+
+MEASURED = " ".join((measured_page.ROOT / "docs/measured.md").read_text().split())
+README = " ".join((measured_page.ROOT / "README.md").read_text().split())
+
+
+@pytest.mark.parametrize("page", measured_page.PAGES, ids=lambda path: path.stem)
+def test_a_page_has_the_tables_of_the_stored_results(page: Path) -> None:
+    text = page.read_text()
+    assert text == measured_page.written(text), "run: python -m examples.benchmarks.measured_page"
+
+
+def test_every_table_stands_on_one_page() -> None:
+    pages = "".join(path.read_text() for path in measured_page.PAGES)
+    assert {name: pages.count(f"<!-- {name} -->") for name in measured_page.TABLES} == dict.fromkeys(
+        measured_page.TABLES, 1
+    )
+
+
+def test_sentences_about_speed_are_those_of_the_results() -> None:
+    spinning = measured_page.peers()[measured_page.SPINNING]["decode_tokens_per_s"]
+    assert f"{spinning:.1f} tokens/s" in MEASURED and f"{spinning:.1f} tokens/s" in README
+    assert f"{spinning / measured_page.best_llama_cpp('decode_tokens_per_s'):.2f} times as fast" in MEASURED
+    onnx, llama_cpp = shares_beside_a_busy_process("onnx brief"), shares_beside_a_busy_process("llamacpp brief")
+    assert f"onnx decodes at {min(onnx):.2f} to {max(onnx):.2f} of its speed" in MEASURED
+    assert f"llama.cpp at {min(llama_cpp):.2f} to {max(llama_cpp):.2f}" in MEASURED
+
+
+def shares_beside_a_busy_process(engine: str) -> list[float]:
+    shares = []
+    for name in measured_page.PROCESSORS:
+        for phases in measured_page.stored(f"engine_turns_{name}.json").values():
+            if isinstance(phases, dict) and "beside_one_busy_process" in phases:
+                shares += [
+                    decoded(phases, "beside_one_busy_process", engine, prompt)
+                    / decoded(phases, "quiet", engine, prompt)
+                    for prompt in phases["quiet"][engine]
+                ]
+    return shares
+
+
+def decoded(phases: dict[str, Any], phase: str, engine: str, prompt: str) -> float:
+    speed: float = phases[phase][engine][prompt]["decode_tokens_per_s"]
+    return speed
+
+
+def test_sentences_about_memory_are_those_of_the_results() -> None:
+    found = measured_page.stored("memory.json")
+    random = found["random models"]
+    assert f"{random['configurations']} openings of {random['models']} random models" in MEASURED
+    assert f"median error was {random['median_error']:.1%}".replace("%", " %") in MEASURED
+    assert (
+        f"{random['worst_over'] * 100:.1f} % too high and the lowest {-random['worst_under'] * 100:.1f} %" in MEASURED
+    )
+    assert random["above_cap"] == random["killed"] == 0
+    assert f"{max(each['worst_over'] for each in found.values()) * 100:.1f} % too much" in MEASURED
+
+
+def test_sentences_about_quality_are_those_of_the_results() -> None:
+    found = {loss.what: loss for loss in measured_page.losses("smollm2")}
+    onnx, gguf, rival = (
+        found[what] for what in ("edgekit, default, onnx", "edgekit, default, llamacpp", "llama.cpp Q4_K_M")
+    )
+    assert f"{onnx.file_bytes / rival.file_bytes - 1:.0%} larger".replace("%", " %") in MEASURED
+    assert f"as GGUF it is {gguf.file_bytes / rival.file_bytes - 1:.0%} larger".replace("%", " %") in MEASURED
+    assert f"loses {1 - onnx.kl[0] / rival.kl[0]:.0%} less on code".replace("%", " %") in MEASURED
