@@ -36,14 +36,17 @@ def load_target(name: str) -> Target:
     entries = [entry for entry in _installed(TARGETS) if entry.name == name]
     if not entries:
         raise UnknownName("target", name, target_names())
+    from edgekit.contracts.target import Target
+
+    described = f"target {name} ({entries[0].value})"
     try:
-        target: Target = entries[0].load()()
+        target = entries[0].load()()
     except EdgekitError:
         raise
     except Exception as error:
-        raise TargetMissing(
-            f"target {name} ({entries[0].value}) cannot be loaded: {error}; reinstall its package"
-        ) from error
+        raise TargetMissing(f"{described} cannot be loaded: {error}; reinstall its package") from error
+    if not isinstance(target, Target):
+        raise TargetMissing(f"{described} does not derive edgekit.contracts.target.Target; update its package")
     return target
 
 

@@ -155,8 +155,7 @@ def seal(
 
 def _tensor_places(plan: Plan, folder: Path) -> list[TensorBytes]:
     try:
-        find = getattr(plugins.load_target(plan.target), "tensor_places", None)
-        return find(folder) if find is not None else []
+        return plugins.load_target(plan.target).tensor_places(folder)
     except EdgekitError:
         # The target is not installed here, or cannot read the file: chunks need no tensor boundaries.
         return []

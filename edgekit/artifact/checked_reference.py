@@ -59,7 +59,7 @@ class Again(NamedTuple):
     @property
     def rounds_kv(self) -> bool:
         """Whether the target says how it rounds keys and values."""
-        return hasattr(self.target, "rounded_kv")
+        return self.target.kv_rounding(self.plan, 8) is not None
 
     def logits(self, *, kv_bits: int = 32, int8_inputs: bool = False) -> NDArray[np.float32]:
         """Return the reference's logits with keys and values of `kv_bits` bits.
@@ -76,11 +76,10 @@ class Again(NamedTuple):
     def _to_int8(self) -> Observe:
         from torch.nn.functional import pad
 
-        input_blocks = getattr(self.target, "input_blocks", None)
-        blocks: dict[str, int] = {} if input_blocks is None else input_blocks(self.weights)
+        blocks = self.target.input_blocks(self.weights)
 
         def observe(name: str, inputs: torch.Tensor) -> None:
-            block = blocks.get(name, None if input_blocks is None else 0)
+            block = None if blocks is None else blocks.get(name, 0)
             if block is None:
                 low, high = inputs.amin(-1, keepdim=True).clamp(max=0), inputs.amax(-1, keepdim=True).clamp(min=0)
                 scale = ((high - low) / 255).clamp(min=1e-12)
@@ -97,13 +96,12 @@ class Again(NamedTuple):
     def _cache(self, kv_bits: int) -> Observe:
         import torch
 
-        rounded_kv = self.target.rounded_kv  # type: ignore[attr-defined]
+        round_kv = self.target.kv_rounding(self.plan, kv_bits)
+        assert round_kv is not None
 
         def observe(name: str, values: torch.Tensor) -> None:
             *_, layer, kind = name.split(".")
-            values[0] = torch.from_numpy(
-                rounded_kv(self.plan, kv_bits, int(layer), kind, values[0].contiguous().numpy())
-            )
+            values[0] = torch.from_numpy(round_kv(int(layer), kind, values[0].contiguous().numpy()))
 
         return observe
 

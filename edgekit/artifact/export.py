@@ -63,7 +63,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
         raise Unsupported(f"{plan.model_source}: {plan.model.exportable}")
     check_place(final)
     target = plugins.load_target(plan.target)
-    missing = getattr(target, "missing_to_export", target.missing)()
+    missing = target.missing_to_export()
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
     need_torch_for(source)
@@ -193,11 +193,11 @@ def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
     """Return the plan in the recipe of its weights, whose shares in private memory may be others than planned."""
     if recipe == plan.recipe:
         return plan
-    facts, offer_in = plan.memory, getattr(target, "offer_in", None)
-    if offer_in is not None:
-        # A profile of the user's own, or of a machine that cannot be detected here: the planned shares stay.
-        with suppress(UnknownDevice, Unsupported):
-            offer = offer_in(plan.model, load_profile(plan.device), plan.backend, recipe)
+    facts = plan.memory
+    # A profile of the user's own, or of a machine that cannot be detected here: the planned shares stay.
+    with suppress(UnknownDevice, Unsupported):
+        offer = target.offer_in(plan.model, load_profile(plan.device), plan.backend, recipe)
+        if offer is not None:
             facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
     return with_facts(plan, facts, recipe)
 

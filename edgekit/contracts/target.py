@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -11,6 +11,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import Recipe
+from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
+    from edgekit.formats.safetensors import TensorBytes
 
 
 class Offer(Frozen):
@@ -47,42 +49,10 @@ class Offer(Frozen):
     notes: tuple[str, ...] = ()  # e.g. "lowered here, never run"
 
 
-class Target(Protocol):
-    """A vendor runtime: its offers, its export and its engine. Importing a target imports no vendor library.
+class KVRounding(Protocol):
+    """Rounds the "keys" or "values" [kv_head, token, dim] of a layer as a cache gives them back."""
 
-    Seven further methods are optional:
-
-    - `missing_to_export`: as `missing`, for a target whose export needs less than its runtime.
-    - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
-      quantised source's; its `refusal` names what the target cannot store. Without this method, such a recipe is
-      priced by the backend's first offer, and a source's integers are not offered.
-    - `planned_here(plan)` returns the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory, where the
-      library has no GPU.
-    - `devices()` describes the devices that the library sees here, for `edgekit doctor`.
-    - `rounded_kv(plan, kv_bits, layer, kind, values)` returns the "keys" or "values" [kv_head, token, dim] of a layer
-      as a cache of that width gives them back, for the self-check. Without it, narrow caches are measured, not judged.
-    - `input_blocks(weights)` returns by module how many of its inputs share a scale when the engine rounds them to 8
-      bits. Modules that it leaves out take floats. Without it, a token's inputs to a module share one.
-    - `tensor_places(files)` returns the `TensorBytes` of tensors in the target's own file formats, so that an update
-      delivers only changed tensors.
-    """
-
-    name: str
-
-    def missing(self) -> str | None:
-        """Return the reason why the target cannot work on this machine, with the fix; None if it can."""
-
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        """Return every way to build `model` and run it on `device`, best quality first."""
-
-    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
-        """Write the artifact's files into the empty directory `out`."""
-
-    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
-        """Open the artifact's files. `exact`: refuse unless logits are independent of batching."""
-
-    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield (name in the model, values) of every tensor, dequantised from the artifact's files."""
+    def __call__(self, layer: int, kind: str, values: NDArray[np.float32]) -> NDArray[np.float32]: ...
 
 
 class OperatorTime(Frozen):
@@ -111,8 +81,68 @@ class Profile(Frozen):
     phases: tuple[Phase, ...]
 
 
-class CanProfile(Protocol):
-    """A target that can time its operators."""
+class Target:
+    """A vendor runtime: its offers, its export and its engine. Every target derives this class.
+
+    Importing a target imports no vendor library. Methods with a body here are optional.
+    """
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Return the reason why the target cannot work on this machine, with the fix; None if it can."""
+        raise NotImplementedError
+
+    def missing_to_export(self) -> str | None:
+        """Return the reason why it cannot export here, where that needs less than running."""
+        return self.missing()
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
+        """Return every way to build `model` and run it on `device`, best quality first."""
+        raise NotImplementedError
+
+    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer | None:
+        """Return the offer for a recipe that is not built in; its `refusal` names what cannot be stored.
+
+        None: such a recipe is priced by the backend's first offer, and a source's own integers are not offered.
+        """
+        return None
+
+    def adapt(self, plan: Plan) -> Plan:
+        """Return the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory where there is no GPU."""
+        return plan
+
+    def devices(self) -> list[str]:
+        """Describe the devices that the library sees here, for `edgekit doctor`."""
+        return []
+
+    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
+        """Write the artifact's files into the empty directory `out`."""
+        raise NotImplementedError
+
+    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        """Open the artifact's files. `exact`: refuse unless logits are independent of batching."""
+        raise NotImplementedError
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield (name in the model, values) of every tensor, dequantised from the artifact's files."""
+        raise NotImplementedError
+
+    def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding | None:
+        """Return how a cache of `kv_bits` rounds, for the self-check. None: its cost is measured, not judged."""
+        return None
+
+    def input_blocks(self, weights: NeutralWeights) -> Mapping[str, int] | None:
+        """Return by module how many of its inputs share a scale when the engine rounds them to 8 bits.
+
+        Modules that are left out take floats. None: all inputs of a token share one scale.
+        """
+        return None
+
+    def tensor_places(self, files: Path) -> list[TensorBytes]:
+        """Return where tensors lie in the target's own file formats, so that an update delivers only changed ones."""
+        return []
 
     def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
         """Prefill `tokens` and decode `decoded` more, with every operator timed by the vendor's runtime."""
+        raise Unsupported(f"--profile: the {self.name} target cannot time its operators; leave --profile out")

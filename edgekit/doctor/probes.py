@@ -120,8 +120,8 @@ def target(name: str) -> dict[str, Any]:
     from edgekit.plugins import load_target
 
     loaded = load_target(name)
-    missing, devices = loaded.missing(), getattr(loaded, "devices", None)
-    return {"missing": missing, "works": missing is None, "devices": devices() if devices and not missing else []}
+    missing = loaded.missing()
+    return {"missing": missing, "works": missing is None, "devices": [] if missing else loaded.devices()}
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {

@@ -161,9 +161,9 @@ def _with_recipe(
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
     if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
         return
-    offer_in = getattr(target, "offer_in", None)
-    if offer_in is not None:
-        yield as_measured(offer_in(subject.model, device, offers[0].backend, request.recipe), subject, device)
+    offer = target.offer_in(subject.model, device, offers[0].backend, request.recipe)
+    if offer is not None:
+        yield as_measured(offer, subject, device)
     elif request.recipe.keeps is None:
         yield offers[0].model_copy(update={"recipe": request.recipe})
 

@@ -29,8 +29,6 @@ from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, drafts_with_head, open_speculation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edgekit.contracts.plan import Estimate, Plan
     from edgekit.contracts.target import Target
 
@@ -114,7 +112,7 @@ def open_runtime(
     limit = _memory_limit(plan, memory_bytes)
     before, mapped_before = private_bytes_now(), mapped_data_bytes()
     try:
-        planned, plan = plan, planned_here(target, plan)
+        planned, plan = plan, target.adapt(plan)
         _check_smallest(plan, kv_config, limit)
         engine = target.open(planned.model_copy(update={"cache": policy}), artifact.folder, exact=exact)
     except BaseException:
@@ -336,12 +334,6 @@ def _prefix_bytes(prefixes: int | str | None, plan: Plan, state_bytes: int) -> i
     return prefixes
 
 
-def planned_here(target: Target, plan: Plan) -> Plan:
-    """Return the plan as the target can run it on this machine."""
-    find: Callable[[Plan], Plan] | None = getattr(target, "planned_here", None)
-    return plan if find is None else find(plan)
-
-
 def _on_gpu(plan: Plan, target: Target, gpu_layers: int | None) -> Plan:
     """Return the plan with the requested layers on the GPU; refuse a number that this machine cannot run."""
     if gpu_layers is None:
@@ -352,7 +344,7 @@ def _on_gpu(plan: Plan, target: Target, gpu_layers: int | None) -> Plan:
     if plan.gpu_layers is None:
         raise Unsupported(f"gpu_layers: {plan.target} does not divide layers with this artifact; open it without")
     asked = plan.model_copy(update={"gpu_layers": gpu_layers})
-    if planned_here(target, asked).gpu_layers != gpu_layers:
+    if target.adapt(asked).gpu_layers != gpu_layers:
         raise Unsupported(
             f"gpu_layers: {plan.target}'s library knows no GPU on this machine (edgekit doctor lists its devices); "
             "give 0, or a library built for one"

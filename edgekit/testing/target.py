@@ -16,7 +16,7 @@ from edgekit.common.parsing import read_json
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
 from edgekit.contracts.recipe import RECIPES
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import Offer, Target
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
@@ -35,7 +35,7 @@ _MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20
 _SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
 
 
-class FakeTarget:
+class FakeTarget(Target):
     """A target that runs anywhere; its artifacts hold only the seed of a `FakeEngine`."""
 
     name = "fake"

@@ -14,7 +14,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.target import Offer, Profile
+from edgekit.contracts.target import KVRounding, Offer, Profile, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ExecutorchTarget"]
 
 
-class ExecutorchTarget:
+class ExecutorchTarget(Target):
     """The target for phones and tablets, through ExecuTorch."""
 
     name = "executorch"
@@ -47,7 +47,7 @@ class ExecutorchTarget:
 
         return offer(model, device, backend, recipe)
 
-    def planned_here(self, plan: Plan) -> Plan:
+    def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: with Python and torch, which a phone's app does without."""
         from edgekit_executorch.offers import on_this_machine
 
@@ -68,12 +68,10 @@ class ExecutorchTarget:
 
         return weights(plan, files)
 
-    def rounded_kv(
-        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:
         from edgekit_executorch.int8_kv import rounded
 
-        return rounded(values, kv_bits)
+        return lambda layer, kind, values: rounded(values, kv_bits)
 
     def tensor_places(self, files: Path) -> list[TensorBytes]:
         from edgekit_executorch.unpacked import tensor_places

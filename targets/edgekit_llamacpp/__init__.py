@@ -11,7 +11,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LlamaCppTarget"]
 
 
-class LlamaCppTarget:
+class LlamaCppTarget(Target):
     """The target for CPUs on Linux and macOS, and for GPUs that the library was built for.
 
     Running needs llama.cpp, exporting does not.
@@ -49,7 +49,7 @@ class LlamaCppTarget:
 
         return offer(model, device, backend, recipe)
 
-    def planned_here(self, plan: Plan) -> Plan:
+    def adapt(self, plan: Plan) -> Plan:
         """Return the plan as the library can run it here: without layers on a GPU where it has none."""
         from edgekit_llamacpp.devices import on_this_machine
         from edgekit_llamacpp.library import load
@@ -81,9 +81,7 @@ class LlamaCppTarget:
     def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
         return dict.fromkeys(weights.modules(), 32)
 
-    def rounded_kv(
-        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:
         from edgekit_llamacpp.kv_blob import rounded
 
-        return rounded(plan.model, kv_bits, kind, values)
+        return lambda layer, kind, values: rounded(plan.model, kv_bits, kind, values)

@@ -14,7 +14,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["MlxTarget"]
 _LINUX_KERNELS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
-class MlxTarget:
+class MlxTarget(Target):
     """The target for Macs, iPhones and iPads. Running needs mlx, exporting does not."""
 
     name = "mlx"
@@ -57,7 +57,7 @@ class MlxTarget:
 
         return offer(model, backend, recipe)
 
-    def planned_here(self, plan: Plan) -> Plan:
+    def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: a plan for Metal runs on the CPU where there is no Metal."""
         from edgekit_mlx.offers import on_this_machine
 
@@ -86,9 +86,7 @@ class MlxTarget:
     def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
         return {}
 
-    def rounded_kv(
-        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:
         from edgekit_mlx.kv_cache import rounded
 
-        return rounded(values, kv_bits)
+        return lambda layer, kind, values: rounded(values, kv_bits)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ for _name, _value in UNREPORTED.items():
     os.environ.setdefault(_name, _value)
 
 
-class OnnxTarget:
+class OnnxTarget(Target):
     """The target for CPUs and NVIDIA GPUs, through onnxruntime."""
 
     name = "onnx"
@@ -83,12 +84,10 @@ class OnnxTarget:
 
         return input_blocks(weights)
 
-    def rounded_kv(
-        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:
         from edgekit_onnx.int8_kv import rounded
 
-        return rounded(plan.model, kv_bits, layer, kind, values)
+        return partial(rounded, plan.model, kv_bits)
 
     def tensor_places(self, files: Path) -> list[TensorBytes]:
         from edgekit_onnx.unpacked import tensor_places

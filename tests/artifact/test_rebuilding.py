@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(model: Path, place: Path, target: str = "onnx", recipe: str = "s4-g32", context: int = 256) -> Artifact:
     """An export as an app calls it, which ends with a reference."""
     found = load_target(target)
-    missing = getattr(found, "missing_to_export", found.missing)()
+    missing = found.missing_to_export()
     if missing:
         pytest.skip(missing)
     effort: Effort | None = None if recipe == "float32" else "quick"

@@ -182,11 +182,7 @@ class _Unpacked:
     """The weights of an artifact by name, read in file order; tensors that come early are kept until requested."""
 
     def __init__(self, artifact: Artifact) -> None:
-        target = artifact.target()
-        unpack = getattr(target, "weights", None)
-        if unpack is None:
-            raise Unsupported(f"the {target.name} target cannot unpack its weights, so they are not compared")
-        self._coming: Iterator[tuple[str, NDArray[np.float32]]] = iter(unpack(artifact.plan, artifact.folder))
+        self._coming = artifact.target().weights(artifact.plan, artifact.folder)
         self._early: dict[str, NDArray[np.float32]] = {}
 
     def take(self, name: str) -> NDArray[np.float32] | None:

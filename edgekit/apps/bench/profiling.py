@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import cast
 
 from edgekit import open_artifact
 from edgekit.apps.bench.prompts import encoder_of, tokens_of
@@ -12,7 +11,7 @@ from edgekit.apps.bench.subject import context_error
 from edgekit.apps.bench.workload import Workload
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
-from edgekit.contracts.target import CanProfile, Profile
+from edgekit.contracts.target import Profile
 from edgekit.errors import Unsupported
 
 
@@ -34,8 +33,6 @@ def profile(path: str | Path, workload: Workload, progress: Progress) -> list[Pr
     """Profile the first request of every case of a workload, with the artifact as planned."""
     artifact = open_artifact(path)
     plan = artifact.plan
-    if getattr(artifact.target(), "profile", None) is None:
-        raise Unsupported(f"--profile: the {plan.target} target cannot time its operators; leave --profile out")
     target, encode, profiles = artifact.working_target(), encoder_of(artifact), []
     for index, case in enumerate(workload.cases):
         progress(index, len(workload.cases), f"{workload.name}: {case.name}, profiled")
@@ -53,7 +50,7 @@ def profile(path: str | Path, workload: Workload, progress: Progress) -> list[Pr
                 recipe=plan.recipe.name,
                 workload=workload.name,
                 case=case.name,
-                profile=cast(CanProfile, target).profile(plan, artifact.folder, tokens, request.output_tokens),
+                profile=target.profile(plan, artifact.folder, tokens, request.output_tokens),
                 load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
             )
         )

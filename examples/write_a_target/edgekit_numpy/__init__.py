@@ -11,7 +11,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import Offer, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SPEED = SpeedFacts(
 )
 
 
-class NumpyTarget:
+class NumpyTarget(Target):
     """Llama models on CPUs. The methods import their modules late, so that importing the target stays light."""
 
     name = "numpy"

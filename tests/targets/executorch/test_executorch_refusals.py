@@ -143,10 +143,10 @@ def test_a_program_for_a_phone_counts_python_where_python_runs_it() -> None:
     """The default export of SmolLM2 for a phone was predicted to take half of what it takes here."""
     wish = PlanRequest(target="executorch", recipe=RECIPES["s4-g32"], context=256)
     phone, desktop = make_plans("demo", ["pixel-9", "laptop-x86-8gb"], wish)
-    here = ExecutorchTarget().planned_here(phone)
+    here = ExecutorchTarget().adapt(phone)
     assert here.memory.runtime_bytes == desktop.memory.runtime_bytes > 4 * phone.memory.runtime_bytes
     assert "Python included" in here.memory.source
-    assert ExecutorchTarget().planned_here(desktop) == desktop
+    assert ExecutorchTarget().adapt(desktop) == desktop
 
 
 def test_windowed_layers_share_one_mask_which_is_counted() -> None:

@@ -33,7 +33,7 @@ def test_a_plan_for_metal_stays_as_it_is_where_metal_is() -> None:
 @without_metal
 def test_a_plan_for_metal_counts_the_cpu_backend_where_metal_is_not() -> None:
     plan = mac_plan("s8")
-    here = MlxTarget().planned_here(plan)
+    here = MlxTarget().adapt(plan)
     assert here.memory.runtime_bytes == 41 * MIB < plan.memory.runtime_bytes
     assert (here.memory.scale_bits, here.memory.float_bits) == (32, 32), "the CPU holds scales and floats in 32 bits"
     assert here.memory.tokenizer_bytes == plan.memory.tokenizer_bytes, "what was measured of the tokenizer stays"
