@@ -33,7 +33,7 @@ from edgekit.measure.report.markdown import markdown
 from edgekit.measure.report.results import Figures, Report
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
 
-TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+TOKENIZER = Path(__file__).parents[1] / "training" / "demo" / "target"
 DEVICES, WORKLOADS, EARLY = 10, ("quick", "chat"), 1000
 PROFILE = "raspberry-pi-5-8gb"
 

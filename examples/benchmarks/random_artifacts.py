@@ -26,7 +26,7 @@ from edgekit.quant.random_weights import random_weights
 from examples.benchmarks.random_models import SHAPES
 
 PLANNED_TOKENS = 8192
-TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+TOKENIZER = Path(__file__).parents[1] / "training" / "demo" / "target"
 
 
 def random_shape(chance: random.Random) -> dict[str, Any]:

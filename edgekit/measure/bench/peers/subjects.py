@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.rebuilding import stored_weights
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
-from edgekit.common.log import log
-from edgekit.contracts.neutral import NeutralWeights, weights_store
+from edgekit.contracts.neutral import NeutralWeights, find_weights, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Recipe, Rule
 from edgekit.errors import EdgekitError, InvalidInput, UnknownName
@@ -150,7 +148,7 @@ def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStor
             )
         return weights
     stored = store or weights_store()
-    return stored_weights(stored, expected, log.warning) or _make_again(artifact, stored)
+    return find_weights(stored, expected) or _make_again(artifact, stored)
 
 
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
