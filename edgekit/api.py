@@ -12,7 +12,6 @@ from typing import TypeAlias, Unpack, overload
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export_all
-from edgekit.artifact.rebuilding import free_copies, rebuilding
 from edgekit.artifact.weights_copy import copy_weights, refuse_existing
 from edgekit.calibrating import CalibrationText, calibration_for
 from edgekit.common.content_store import ContentStore
@@ -171,7 +170,6 @@ def quantize(
             announce=announce,
         ),
         store=_store(store),
-        rebuild=rebuilding(announce or log.warning),
         progress=progress,
         compute=compute,
     )
@@ -276,7 +274,6 @@ def export(
         announce=announce or log.warning,
         progress=progress,
     )
-    free_copies(made, _store(store) or weights_store(), announce or log.info)
     if prepare:
         prepare_openings(made, progress)
     return made if _is_many(model_or_plan) else made[0]
@@ -317,7 +314,7 @@ def _planned(
         plans = [read_plan(Path(given))]
     else:
         plans = [given] if isinstance(given, Plan) else list(given)
-    return open_source(plans[0].model_source), plans
+    return open_source(plans[0].model_source).with_own_integers(), plans
 
 
 def _store(place: str | Path | None) -> ContentStore | None:

@@ -39,7 +39,7 @@ def bill_of_materials(
         "bom-ref": "model",
         "name": plan.model.name,
         "version": origin.revision or manifest.weights_sha256[:12],
-        "description": f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name} for {plan.device}",
+        "description": f"{plan.model.name} as {plan.built_as} for {plan.device}",
         "hashes": [{"alg": "SHA-256", "content": sha256 or manifest.weights_sha256}],
         "modelCard": _model_card(manifest, origin, energy),
         "properties": _properties(manifest, origin, sha256),

@@ -16,7 +16,6 @@ from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
-from edgekit.artifact.rebuilding import rebuilding
 from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_adapters
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
@@ -30,7 +29,6 @@ from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import MAX_KV_KL, Method, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
-from edgekit.contracts.weights_reference import Rebuild
 from edgekit.device.catalogue import UnknownDevice
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
@@ -105,8 +103,7 @@ def export(
         compute: where torch computes; None: on a GPU that it finds, else on the processor.
         adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
         with_bom: add a bill of materials and a model card.
-        announce: called with a note if weights must be quantised again, because the artifact that held them is gone,
-            and if the planned KV cache costs this model much.
+        announce: called with a note if the planned KV cache costs this model much.
     """
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
@@ -116,7 +113,7 @@ def export(
     target = plugins.load_target(plan.target)
     staging = staging_for(final, _artifact_bytes(plan))
     try:
-        weights = _weights(plan, source, calibration, method, compute, store, rebuilding(announce), progress)
+        weights = _weights(plan, source, calibration, method, compute, store, progress)
         if not plan.recipe.is_native():
             # Where modules were promoted, the weights' recipe has one rule for each.
             plan = _with_recipe(plan, target, weights.recipe)
@@ -213,7 +210,6 @@ def _weights(
     method: Method | None,
     compute: Compute | None,
     store: ContentStore | None,
-    rebuild: Rebuild,
     progress: Progress,
 ) -> NeutralWeights:
     if is_neutral(source.folder):
@@ -243,7 +239,6 @@ def _weights(
         method=method,
         calibration=calibration,
         store=store,
-        rebuild=rebuild,
         progress=progress,
         compute=compute,
     )

@@ -11,12 +11,10 @@ import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
-from edgekit.cli._ready import chosen, is_only_runtime, ready_artifact
-from edgekit.common.content_store import ContentStore
-from edgekit.common.files import home
+from edgekit.common.content_store import bounded_store
 from edgekit.contracts.installed import holds_artifact
-from edgekit.errors import InvalidInput, near_names
-from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
+from edgekit.errors import InvalidInput, TargetMissing, near_names
+from edgekit.model.source import BUNDLED, DEMO_ARTIFACT, ModelSource, may_export, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes
 
 # Subfolders of a store entry: the artifact, and its neutral weights until it is complete.
@@ -28,8 +26,8 @@ def artifact_for(model: str, context: int | None = None) -> Path:
 
     An artifact of the cache is held until the running command ends, so that no other process removes it.
 
-    A bundled model comes with one. Another model's is planned and exported where the cache has none yet. A line on
-    stderr names the choice and its reason.
+    `demo` comes with one. Another model's is planned and exported where the cache has none yet. A line on stderr names
+    the choice and its reason.
     """
     path = Path(model)
     if holds_artifact(path) or not _names_model(model):
@@ -40,12 +38,10 @@ def artifact_for(model: str, context: int | None = None) -> Path:
             )
             raise InvalidInput(f"{model}: does not exist; {hint}")
         return path
-    ready = ready_artifact(model, context)
-    if ready is not None and is_only_runtime(ready.plan.target):
-        click.echo(f"edgekit: {model} as {chosen(ready.plan)}, as it comes with edgekit", err=True)
-        return ready.folder
+    if model == "demo" and _is_answered_as_shipped(context):
+        return DEMO_ARTIFACT
     source = _opened(model)
-    store = ContentStore(home() / "artifacts")
+    store = bounded_store("artifacts")
     is_made = False
 
     def make(folder: Path) -> None:
@@ -65,13 +61,30 @@ def artifact_for(model: str, context: int | None = None) -> Path:
         context_of_command.call_on_close(hold.close)
     artifact = place / _ARTIFACT
     if not is_made:
-        click.echo(f"edgekit: {model} as {chosen(read_manifest(artifact).plan)}, made earlier", err=True)
+        click.echo(f"edgekit: {model} as {read_manifest(artifact).plan.built_as}, made earlier", err=True)
     return artifact
 
 
 def check(entry: Path) -> None:
     """Check a store entry's artifact. Raises `EdgekitError` if it is missing or damaged."""
     open_artifact(entry / _ARTIFACT)
+
+
+def _is_answered_as_shipped(context: int | None) -> bool:
+    """Return whether the artifact of `demo` that comes with edgekit can answer here, and print what it is to stderr.
+
+    If not, a clone can export the model; elsewhere `TargetMissing` or `InvalidInput` is raised.
+    """
+    artifact = read_manifest(DEMO_ARTIFACT)
+    plan, missing = artifact.plan, artifact.target().missing()
+    if missing is None and (context is None or context <= plan.context):
+        click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
+        return True
+    if may_export("demo"):
+        return False
+    if missing is not None:
+        raise TargetMissing(f"demo comes as an artifact for {plan.target} alone: {missing}")
+    raise InvalidInput(f"--context {context}: the artifact of demo has a context of {plan.context}; give at most that")
 
 
 def _names_model(model: str) -> bool:

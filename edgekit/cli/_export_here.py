@@ -1,4 +1,4 @@
-"""A quick artifact for this machine: a bundled one, 8 bits rounded to nearest, or the integers that a model has."""
+"""A quick artifact for this machine: 8 bits rounded to nearest, or the integers that a model has."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from time import perf_counter
 import click
 
 from edgekit.artifact.export import check_export, export
-from edgekit.artifact.weights_copy import copy_artifact
 from edgekit.calibrating import calibration_for
 from edgekit.cli._calibrating import announce
 from edgekit.cli._progress import progress_display
-from edgekit.cli._ready import chosen, ready_artifact
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import is_neutral, weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, TargetMissing
-from edgekit.model.source import BUNDLED, ModelSource
+from edgekit.model.source import ModelSource
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.plugins import load_target
@@ -28,14 +26,10 @@ from edgekit.quant.effort import Effort
 def export_here(source: ModelSource, context: int | None, out: Path, store: Path) -> None:
     """Export `source` to `out`, with neutral weights in `store`; print the choice and its reason to stderr."""
     began = perf_counter()
-    plan, ready = _plan(source, context), ready_artifact(source.given, context)
-    if ready is not None and (chosen(ready.plan), ready.plan.context) == (chosen(plan), plan.context):
-        copy_artifact(ready, out)
-        click.echo(f"edgekit: {source.given} as {chosen(plan)}, as it comes with edgekit", err=True)
-        return
+    plan = _plan(source, context)
     check_export(plan, out, source)
     announce(
-        f"making {source.given} as {chosen(plan)} for this machine: "
+        f"making {source.given} as {plan.built_as} for this machine: "
         f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "
         f"{plan.context:,}, {plan.quality.same_top:.3f} of top tokens kept ({plan.quality.basis})"
     )
@@ -73,4 +67,4 @@ def _plan(source: ModelSource, context: int | None) -> Plan:
 
 def _has_integers(source: ModelSource, plan: Plan) -> bool:
     """Return whether the model comes quantised, so that no integers must be chosen."""
-    return source.given in BUNDLED or plan.recipe.keeps is not None or is_neutral(source.folder)
+    return plan.recipe.keeps is not None or is_neutral(source.folder)

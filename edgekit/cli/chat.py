@@ -89,7 +89,7 @@ def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation
     first = [text for name, text in options.items() if name in sampled.options or not sampled.options]
     chosen = [f"{', '.join(first)} ({sampled.source})", *(text for text in options.values() if text not in first)]
     return (
-        f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name}, "
+        f"{plan.model.name} as {plan.built_as}, "
         f"context {runtime.kv_config.capacity_tokens:,}, "
         f"{show_bytes(plan.estimate.total_bytes)} of memory predicted\n"
         f"{', '.join(chosen)}\n"

@@ -14,7 +14,6 @@ from pydantic import Field
 from edgekit.api import prepare_openings, refuse_other_devices
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, check_place, export_all, places_for
-from edgekit.artifact.rebuilding import free_copies
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
 from edgekit.cli._opening import adapters_of
@@ -54,7 +53,7 @@ class ExportFiles(Frozen):
 
 _EXAMPLES = """\b
 Examples:
-  edgekit export demo --device this -o my-artifact
+  edgekit export Qwen/Qwen3-0.6B --device this -o my-artifact
   edgekit export ./model --device pixel-9 --context 2048 --recipe s4-g32 -o phone
 """
 
@@ -85,7 +84,6 @@ def command(
         refuse_other_devices(plans)
     ready, refused = _checked(plans, files.output, source)
     made: list[Artifact] = []
-    freed: list[str] = []
     with progress_display(as_json) as progress:
         progress(0, 1, "reading the model")
         calibration = calibration_of(calibrating, source, [plan.recipe for plan, _ in ready])
@@ -105,9 +103,6 @@ def command(
                 announce=announce,
                 progress=progress,
             )
-        progress(0, 1, "neutral weights: freeing the copy")
-        free_copies(made, weights_store(calibrating.store), freed.append)
-        progress(1, 1, "neutral weights: freed")
         if files.prepare:
             prepare_openings(made, progress)
     for artifact in made:
@@ -115,11 +110,6 @@ def command(
             click.echo(json.dumps(_facts(artifact)))
         else:
             _print(artifact)
-    for note in freed:
-        if as_json:
-            click.echo(json.dumps({"event": "note", "text": note}))
-        else:
-            announce(note)
     if not as_json:
         click.echo(f"next: edgekit {_next(made[0])}")
     for device, error in refused.items():
@@ -198,7 +188,7 @@ def _print(artifact: Artifact) -> None:
     plan = artifact.plan
     size = sum(fact.bytes for fact in artifact.manifest.files.values())
     lines = [
-        f"{artifact.folder}: {plan.model.name} for {plan.device} as {plan.target} {plan.backend} {plan.recipe.name}",
+        f"{artifact.folder}: {plan.model.name} for {plan.device} as {plan.built_as}",
         f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}",
         f"  self-check: {artifact.manifest.self_check}",
         f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"

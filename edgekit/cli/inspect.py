@@ -250,10 +250,7 @@ def _artifact_facts(sealed: artifact.Artifact) -> dict[str, Any]:
 
 def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
     plan, manifest = sealed.plan, sealed.manifest
-    rest = (
-        f" as {plan.target} {plan.backend} {plan.recipe.name}, context {plan.context:,},"
-        f" {plan.storage.kv_bits}-bit cache"
-    )
+    rest = f" as {plan.built_as}, context {plan.context:,}, {plan.storage.kv_bits}-bit cache"
     console.print(Text.assemble((plan.model.name, "bold"), " for ", (plan.device, "bold"), rest))
     print_below(f"sha256 {sealed.sha256}")
     print_below(f"neutral weights {manifest.weights_sha256}")

@@ -28,7 +28,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import Plan, Rejected
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
-from edgekit.model.source import ModelSource
+from edgekit.model.source import ModelSource, may_export
 from edgekit.planner import gpu_layers
 from edgekit.planner.make import make_plans, targets_for
 from edgekit.planner.memory import explain
@@ -102,12 +102,15 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
             _print_plan(console, plan, shown)
     if refusal is not None:
         raise _shown(refusal, shown)
-    if shown.output is not None:
-        plan_file = quote(str(shown.output))
-        click.echo(f"written to {shown.output}; next: edgekit export {quote(model)} --plan {plan_file} -o OUT")
+    if not may_export(model):
+        following = 'run demo "def fibonacci(n):"'
+    elif shown.output is not None:
+        following = f"export {quote(model)} --plan {quote(str(shown.output))} -o OUT"
     else:
         words = [*as_typed("devices", "request"), "-o", quote(f"{plans[0].model.name}.edgekit")]
-        click.echo(f"next: edgekit export {quote(model)} {' '.join(words)}")
+        following = f"export {quote(model)} {' '.join(words)}"
+    written = "" if shown.output is None else f"written to {shown.output}; "
+    click.echo(f"{written}next: edgekit {following}")
 
 
 def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
@@ -166,7 +169,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
         (
             plan.device,
             "fits",
-            f"{plan.target} {plan.backend} {plan.recipe.name}",
+            plan.built_as,
             show_bytes(plan.estimate.total_bytes),
             f"{plan.speed.decode_tokens_per_s:g}",
             show_quality(plan.quality),
@@ -184,7 +187,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     estimate, speed, quality = plan.estimate, plan.speed, plan.quality
-    made = f"{plan.target} {plan.backend} {plan.recipe.name}"
+    made = plan.built_as
     rest = f", {_kept(plan)}" + ("" if plan.model.encoder else f", {plan.storage.kv_bits}-bit cache")
     console.print(
         Text.assemble(
@@ -282,7 +285,7 @@ def model_row(
     return {
         **row,
         "fits": True,
-        "as": f"{plan.target} {plan.backend} {plan.recipe.name}",
+        "as": plan.built_as,
         "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
         "needs": show_bytes(plan.estimate.total_bytes),
         "speed": plan.speed.decode_tokens_per_s,

@@ -25,7 +25,6 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import MANIFEST as WEIGHTS
 from edgekit.contracts.neutral import read_manifest as read_weights
-from edgekit.contracts.weights_reference import REFERENCE, REST, read_reference
 from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")
@@ -71,14 +70,10 @@ class Entry(NamedTuple):
             if (self.path / WEIGHTS).is_file():
                 manifest = read_weights(self.path)
                 return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
-            if (self.path / REFERENCE).is_file():
-                reference, manifest = read_reference(self.path), read_weights(self.path / REST)
-                where = f"in {reference.artifact}" if reference.is_there else f"{reference.artifact} is gone"
-                return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}, {where}"
             for folder in (self.path, self.path / "artifact"):
                 if (folder / MANIFEST).is_file():
                     plan = read_manifest(folder).plan
-                    return f"{plan.model.name} {plan.target} {plan.backend} {plan.recipe.name}"
+                    return f"{plan.model.name} {plan.built_as}"
         except EdgekitError:
             return "damaged"
         return _KINDS[self.kind]

@@ -2,7 +2,7 @@
 
 A folder is complete or absent. If several processes need the same one, one makes it and the others wait. The partial
 folder of a killed process is kept, and the next process resumes from it. Only `drop` and `keep_within` remove folders,
-and none that a process holds (`Hold`).
+and none that a process holds (`Hold`); a store with a limit calls `keep_within` when it has made a folder.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from edgekit.common.file_lock import file_lock, file_locks, is_named
-from edgekit.common.files import sync_folder
+from edgekit.common.files import home, sync_folder
+from edgekit.common.units import parse_bytes
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
 IN_USE = "a process uses it"
+_DEFAULT_LIMIT_BYTES = 16 << 30
 
 
 class Hold:
@@ -52,10 +54,14 @@ class Hold:
 
 
 class ContentStore:
-    """The folders under `root`, by key (64 hexadecimal digits)."""
+    """The folders under `root`, by key (64 hexadecimal digits).
 
-    def __init__(self, root: Path) -> None:
+    With `limit_bytes`, a new folder drops the least recently used ones beyond it; the new one stays whatever it takes.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
         self.root = root
+        self._limit_bytes = limit_bytes
 
     def get(
         self,
@@ -89,6 +95,8 @@ class ContentStore:
             sync_folder(partial)
             partial.rename(place)
             sync_folder(self.root)
+        if self._limit_bytes is not None:
+            self.keep_within(max(0, self._limit_bytes - _bytes_in(place)), spare=key)
         return place
 
     def hold(
@@ -142,7 +150,7 @@ class ContentStore:
             if match is not None and (is_gone or spare not in (match["key"], match["half"])):
                 try:
                     used = 0.0 if is_gone else path.stat().st_mtime
-                    others.append((used, sum(each.stat().st_size for each in path.rglob("*") if each.is_file()), path))
+                    others.append((used, _bytes_in(path), path))
                 except FileNotFoundError:
                     continue  # another process dropped or renamed it
         return others
@@ -193,6 +201,17 @@ class ContentStore:
 
     def _lock(self, key: str, waiting: Callable[[str], None] | None) -> AbstractContextManager[bool]:
         return file_lock(self.root / f".{key}.lock", waiting, "choose another with --store")
+
+
+def bounded_store(name: str) -> ContentStore:
+    """Return a store of the user's cache within `EDGEKIT_STORE`, such as `8GiB`, or 16 GiB."""
+    setting = os.environ.get("EDGEKIT_STORE", "").strip()
+    limit = parse_bytes(setting, "EDGEKIT_STORE") if setting else _DEFAULT_LIMIT_BYTES
+    return ContentStore(home() / name, limit)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _remove(path: Path) -> None:

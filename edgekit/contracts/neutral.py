@@ -17,13 +17,13 @@ from pydantic import Field
 
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Amount, Count, FileBytes, FileName, Sha256, Text, Version
-from edgekit.common.content_store import ContentStore
-from edgekit.common.files import file_sha256, home
+from edgekit.common.content_store import ContentStore, bounded_store
+from edgekit.common.files import file_sha256
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json
 from edgekit.contracts.plan import Method, Quantisation
 from edgekit.contracts.recipe import Format, Recipe
-from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, quote_short
 from edgekit.formats.int_packing import row_bytes, unpack
 from edgekit.formats.safetensors import TensorBytes, TensorFolder
 from edgekit.model.spec import ModelSpec
@@ -296,7 +296,22 @@ def is_module(tensor: Tensor) -> bool:
 
 def weights_store(root: Path | None = None) -> ContentStore:
     """Neutral weights by key, under `root` or in the user's cache."""
-    return ContentStore(root or home() / "weights")
+    return ContentStore(root) if root else bounded_store("weights")
+
+
+def find_weights(store: ContentStore, sha256: str) -> NeutralWeights | None:
+    """Open the stored weights of this hash; none drops them while the returned object exists. None: there are none."""
+    for folder in store.folders():
+        try:
+            if is_neutral(folder) and read_manifest(folder).weights_sha256 == sha256:
+                return open_held(store, folder.name, _refuse, NeutralWeights.open)
+        except EdgekitError:
+            continue  # damaged, or another process has dropped it
+    return None
+
+
+def _refuse(folder: Path) -> None:
+    raise DamagedArtifact(f"{folder}: the weights are gone or damaged")
 
 
 def open_held(

@@ -287,6 +287,11 @@ class Plan(Frozen):
     facts: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()  # keys of the machine facts it relies on
 
     @property
+    def built_as(self) -> str:
+        """Target, backend and recipe, as one text."""
+        return f"{self.target} {self.backend} {self.recipe.name}"
+
+    @property
     def rescaled_by(self) -> str | None:
         """The recipe or method that scaled the inputs which adapters read, so that none fits; None if nothing did."""
         if self.recipe.smooth:

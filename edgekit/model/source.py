@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
-# A sealed artifact of each for the onnx target, by its name: examples/training/quantise_demo.py makes them.
-BUNDLED_ARTIFACTS = Path(__file__).parents[1] / "_demo" / "artifacts"
+# The package has a sealed artifact of `demo` for the onnx target (examples/training/quantise_demo.py makes it) and its
+# config; only a clone has the floats of both models.
+DEMO_ARTIFACT = Path(__file__).parents[1] / "_demo" / "artifact"
+_DEMO_CONFIG = DEMO_ARTIFACT.parent / "model"
+_DEMO_FLOATS = Path(__file__).parents[2] / "examples" / "training" / "demo"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -89,8 +92,11 @@ class ModelSource(NamedTuple):
         return self if self.has_weights else open_source(self.given, need_weights=True)
 
     def with_own_integers(self) -> ModelSource:
-        """Return this model, with its weights if they are quantised: the recipe is read from them."""
-        return self.with_weights() if self.quantised_as else self
+        """Return this model, with its weights if they are quantised: the recipe is read from them.
+
+        Raises `InvalidInput` for a bundled model without weights, before an export begins.
+        """
+        return self.with_weights() if self.quantised_as or self.given in BUNDLED else self
 
 
 def open_source(model: str | Path, *, need_weights: bool = False, offline: bool = False) -> ModelSource:
@@ -102,7 +108,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     text = str(model)
     path = Path(model)
     if text in BUNDLED:
-        opened = open_folder(Path(__file__).parents[1] / "_demo" / BUNDLED[text], text, need_weights)
+        opened = _open_bundled(text, need_weights)
     elif text and path.is_dir():
         opened = open_folder(path, _folder_name(path), need_weights)
     elif path.suffix.lower() == ".gguf" and path.exists():
@@ -117,6 +123,24 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
             f"Qwen/Qwen3-0.6B, or one of {', '.join(BUNDLED)}"
         )
     return opened._replace(given=text)
+
+
+def may_export(model: str) -> bool:
+    """Return whether a model can be exported here: without the floats of a clone, a bundled one cannot."""
+    return model not in BUNDLED or (_DEMO_FLOATS / BUNDLED[model]).is_dir()
+
+
+def _open_bundled(name: str, need_weights: bool) -> ModelSource:
+    if may_export(name):
+        return open_folder(_DEMO_FLOATS / BUNDLED[name], name, need_weights)
+    if name != "demo":
+        raise InvalidInput(f"model {name}: only a clone of edgekit's repository has it; give another model, or demo")
+    if need_weights:
+        raise InvalidInput(
+            f"model {name}: only a clone of edgekit's repository has its float weights; give another model, or use its "
+            f"ready artifact, {DEMO_ARTIFACT}"
+        )
+    return open_folder(_DEMO_CONFIG, name, need_weights)
 
 
 def open_tensors(weights: Path) -> SourceTensors:

@@ -11,7 +11,7 @@ import json
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
@@ -32,10 +32,9 @@ from edgekit.contracts.neutral import (
 )
 from edgekit.contracts.plan import Method, source_notes
 from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
-from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, Rebuild, refers
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
-from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
+from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import shards as parts
 from edgekit.quant.bit_budget import resolve_budget
@@ -71,14 +70,12 @@ def neutral_weights(
     method: Method | None = None,
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
-    rebuild: Rebuild | None = None,
     progress: Progress = no_progress,
     compute: Compute | torch.device | None = None,
 ) -> NeutralWeights:
-    """Return the neutral weights of a model from the store; rebuild them or make them first if they are missing.
+    """Return the neutral weights of a model from the store; make them first if they are missing.
 
-    The store does not drop them while they are open. Without `rebuild` they are never read out of an artifact, so
-    those that come with edgekit are not either. Without `calibration` scales are searched on the weights alone
+    The store does not drop them while they are open. Without `calibration` scales are searched on the weights alone
     (rtn); with it, gptq unless `method` says otherwise. `compute`: where to compute; None: on a GPU that torch finds,
     else on the processor.
     """
@@ -92,9 +89,7 @@ def neutral_weights(
         place, weights, quantised_as = opened.folder, opened.weights, opened.quantised_as
         model = model or opened.spec
     kept = store or weights_store()
-    return _find_or_make(
-        place, weights, quantised_as, model, recipe, method, calibration, kept, rebuild, progress, compute
-    )
+    return _find_or_make(place, weights, quantised_as, model, recipe, method, calibration, kept, progress, compute)
 
 
 def _find_or_make(
@@ -106,7 +101,6 @@ def _find_or_make(
     method: Method | None,
     calibration: Calibration | None,
     store: ContentStore,
-    rebuild: Rebuild | None,
     progress: Progress,
     compute: Compute | torch.device | None,
 ) -> NeutralWeights:
@@ -121,19 +115,13 @@ def _find_or_make(
         raise Unsupported(f"{model.name} has experts, into whose router awq folds nothing; choose --method gptq or rtn")
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
-        inputs = _inputs(model, recipe, method, hashes, calibration)
-        key = _digest(inputs)
-        if rebuild is None or not refers(BUNDLED_WEIGHTS, key):
-            need_torch()
-            key = _digest({**inputs, "tools": parts.tools()})
+        need_torch()
+        key = _key(model, recipe, method, hashes, calibration)
 
         def make(folder: Path) -> None:
-            if rebuild is not None and rebuild(store, key, folder):
-                return
-            need_torch()
             before = calibration.before_tuning if calibration else None
             base = before and _find_or_make(
-                source, weights, quantised_as, model, recipe, method, before, store, None, progress, compute
+                source, weights, quantised_as, model, recipe, method, before, store, progress, compute
             )
             order = partial(Order, source, quantised_as, model, recipe, method, hashes, calibration, progress)
             on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
@@ -152,17 +140,13 @@ def are_kept(
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
 ) -> bool:
-    """Return True if these weights need no quantising: bundled, in the store, or in the artifact it refers to."""
+    """Return True if these weights need no quantising, because the store has them."""
     if not source.has_weights or recipe.is_native():
         return False
-    inputs = _inputs_of(source, recipe, method, calibration)
-    place, key = store or weights_store(), _digest({**inputs, "tools": parts.tools()})
-    return (place.root / key).is_dir() or refers(place, key) or refers(BUNDLED_WEIGHTS, _digest(inputs))
-
-
-def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:
-    """Return the key under which edgekit would bundle these weights."""
-    return _digest(_inputs_of(source, recipe, None, calibration))
+    with open_tensors(source.weights) as tensors:
+        hashes = source_hashes(source.folder, tensors)
+    key = _key(source.spec, recipe, _method(recipe, method, calibration), hashes, calibration)
+    return ((store or weights_store()).root / key).is_dir()
 
 
 def need_torch() -> None:
@@ -176,8 +160,8 @@ def need_torch() -> None:
 
 
 def need_torch_for(source: ModelSource) -> None:
-    """Raise `TargetMissing` without torch, unless the model is neutral weights already or bundled with edgekit."""
-    if not is_neutral(source.folder) and source.given not in BUNDLED:
+    """Raise `TargetMissing` without torch, unless the model is neutral weights already."""
+    if not is_neutral(source.folder):
         need_torch()
 
 
@@ -208,29 +192,19 @@ def _method(recipe: Recipe, method: Method | None, calibration: Calibration | No
     return "rtn" if calibration is None else "gptq"
 
 
-def _inputs(
+def _key(
     model: ModelSpec, recipe: Recipe, method: Method, hashes: dict[str, str], calibration: Calibration | None
-) -> dict[str, Any]:
-    """Return everything that decides the integers, except package versions."""
-    return {
+) -> str:
+    """Return the key of the weights: a hash of everything that decides the integers."""
+    described = {
         "quantiser": QUANTISER,
         "model": model.model_copy(update={"name": ""}).model_dump(mode="json"),
         "recipe": recipe.model_dump(mode="json"),
         "method": method,
         "source": hashes,
         "calibration": calibration.fact.model_dump(mode="json") if calibration else None,
+        "tools": parts.tools(),
     }
-
-
-def _inputs_of(
-    source: ModelSource, recipe: Recipe, method: Method | None, calibration: Calibration | None
-) -> dict[str, Any]:
-    with open_tensors(source.weights) as tensors:
-        hashes = source_hashes(source.folder, tensors)
-    return _inputs(source.spec, recipe, _method(recipe, method, calibration), hashes, calibration)
-
-
-def _digest(described: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

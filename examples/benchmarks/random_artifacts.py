@@ -25,7 +25,7 @@ from edgekit.plugins import load_target
 from edgekit.quant.random_weights import random_weights
 
 PLANNED_TOKENS = 8192
-TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+TOKENIZER = Path(__file__).parents[1] / "training" / "demo" / "target"
 
 
 LLAMA_1B: dict[str, Any] = {

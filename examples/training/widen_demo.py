@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-SOURCE = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+SOURCE = Path(__file__).parent / "demo" / "target"
 
 
 def widen(out: Path, *, factor: int, intermediate: int, layers: int) -> int:

@@ -275,7 +275,7 @@ def test_the_disk_of_the_output_is_asked_for_the_artifact_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a device packs at the first opening lies in its cache."""
-    made = open_artifact(source.BUNDLED_ARTIFACTS / "demo")
+    made = open_artifact(source.DEMO_ARTIFACT)
     size = sum(fact.bytes for fact in made.manifest.files.values())
     (plan,) = make_plans(source.open_source("demo"), ["this-cpu"], PlanRequest(target="onnx", recipe=made.plan.recipe))
     assert plan.estimate.disk_bytes > 2 * size

@@ -11,7 +11,7 @@ import pytest
 
 from edgekit.artifact.tokenizer_memory import tokenizer_memory
 
-DEMO = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
+DEMO = Path(__file__).parents[2] / "examples" / "training" / "demo" / "target"
 
 
 # Prints the private bytes of an open tokenizer, and the most while it was read.

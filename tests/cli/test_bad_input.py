@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import edgekit
 from edgekit.cli import main
 from edgekit.cli._console import draw
 from edgekit.common.files import check_output, write_output
 from edgekit.errors import InvalidInput
+from edgekit.model.source import open_source
 
 PI = ["--device", "raspberry-pi-5-8gb"]
 
@@ -75,7 +75,7 @@ def test_unusual_file_names_work(
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     odd = tmp_path / "odd [bold] näme [red] 模型"
-    shutil.copytree(Path(edgekit.__file__).parent / "_demo" / "target", odd)
+    shutil.copytree(open_source("demo").folder, odd)
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(odd), *PI, "-o", str(tmp_path / "plän [b].json")])
     assert not ended.value.code
@@ -112,7 +112,7 @@ def test_run_without_torch_is_refused_before_an_export(
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(sys.modules, "torch", None)
     own = tmp_path / "own"
-    shutil.copytree(Path(edgekit.__file__).parent / "_demo" / "target", own)
+    shutil.copytree(open_source("demo").folder, own)
     code, said = told(capsys, "run", str(own), "hi")
     assert code == 2 and len(said.splitlines()) == 1 and "pip install 'edgekit[quantize]'" in said
     assert not list((tmp_path / "home" / "artifacts").iterdir())

@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 
 import click
+import edgekit_onnx
 import pytest
 from click.testing import CliRunner
-from edgekit_llamacpp import LlamaCppTarget
 
-from edgekit.cli import _artifact_for, _export_here, _ready, command
-from edgekit.cli._ready import ready_artifact
+from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
-from edgekit.errors import EdgekitError
-from edgekit.model.source import BUNDLED_ARTIFACTS
+from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
+from edgekit.model.source import DEMO_ARTIFACT, open_source
 
 DAY_S = 86_400
 
@@ -113,11 +112,11 @@ def test_the_artifact_of_a_running_command_is_held_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(_artifact_for, "ready_artifact", lambda *_: None)
+    monkeypatch.setattr(_artifact_for, "_is_answered_as_shipped", lambda context: False)
     monkeypatch.setattr(
         _export_here,
         "export_here",
-        lambda source, context, out, weights: shutil.copytree(BUNDLED_ARTIFACTS / "demo", out),
+        lambda source, context, out, weights: shutil.copytree(DEMO_ARTIFACT, out),
     )
     with click.Context(click.Command("run")):
         artifact = _artifact_for.artifact_for("demo")
@@ -141,47 +140,47 @@ def test_run_makes_the_artifact_of_a_model_once(tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("onnxruntime")
     pytest.importorskip("torch")
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    arguments = ["run", "demo", "def add(a, b):", "--max-tokens", "8", "--context", "256"]
+    model = str(open_source("demo").folder)
+    arguments = ["run", model, "def add(a, b):", "--max-tokens", "8", "--context", "256"]
     first = CliRunner().invoke(command, arguments)
     assert first.exit_code == 0, first.output
-    assert "edgekit: making demo as onnx cpu balanced for this machine: " in first.stderr
+    assert f"edgekit: making {model} as onnx cpu s8 for this machine: " in first.stderr
     again = CliRunner().invoke(command, arguments)
     assert again.stdout == first.stdout
-    assert again.stderr == "edgekit: demo as onnx cpu balanced, made earlier\n"
-    assert "demo onnx cpu balanced" in store("ls")
+    assert again.stderr == f"edgekit: {model} as onnx cpu s8, made earlier\n"
+    assert "target onnx cpu s8" in store("ls")
     assert kept().count("artifacts") == 1
 
 
 @pytest.mark.onnx
-def test_a_bundled_model_is_answered_by_its_own_artifact_where_onnx_alone_is_installed(
+def test_demo_is_answered_by_the_artifact_in_the_package_where_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(_ready, "target_names", lambda: ["onnx"])
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    place = shutil.copytree(DEMO_ARTIFACT, tmp_path / "package")
+    monkeypatch.setattr(_artifact_for, "DEMO_ARTIFACT", place)
+    before = {path: path.stat() for path in [place, *place.iterdir()]}
     for context in ([], ["--context", "256"]):
         done = CliRunner().invoke(command, ["run", "demo", "def add(a, b):", "--max-tokens", "8", *context])
         assert done.exit_code == 0, done.output
         assert done.stderr == "edgekit: demo as onnx cpu balanced, as it comes with edgekit\n"
+    after = {path: path.stat() for path in [place, *place.iterdir()]}
+    assert [each.st_mtime_ns for each in after.values()] == [each.st_mtime_ns for each in before.values()]
     assert "artifacts" not in kept()
 
 
-@pytest.mark.onnx
-def test_the_artifact_of_a_bundled_model_is_copied_where_it_is_what_the_planner_chooses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_artifact_for, "may_export", lambda name: False)
+    with monkeypatch.context() as without_onnx:
+        without_onnx.setattr(edgekit_onnx, "version_of", lambda name: None)
+        with pytest.raises(
+            TargetMissing, match=r"demo comes as an artifact for onnx alone: .*pip install 'edgekit\[onnx"
+        ):
+            _artifact_for.artifact_for("demo")
     pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(_ready, "target_names", lambda: ["llamacpp", "onnx"])
-    monkeypatch.setattr(LlamaCppTarget, "missing", lambda self: None)
-    monkeypatch.setattr(_export_here, "make_plans", lambda source, *_, **__: [ready_artifact(source.given, None).plan])
-    arguments = ["run", "demo-draft", "def add(a, b):", "--max-tokens", "8"]
-    first, again = (CliRunner().invoke(command, arguments) for _ in range(2))
-    assert first.exit_code == 0, first.output
-    assert first.stderr == "edgekit: demo-draft as onnx cpu balanced, as it comes with edgekit\n"
-    assert again.stderr == "edgekit: demo-draft as onnx cpu balanced, made earlier\n"
-    assert again.stdout == first.stdout
-    assert kept().count("artifacts") == 1
+    with pytest.raises(InvalidInput, match="--context 4096: the artifact of demo has a context of 2048; give at most"):
+        _artifact_for.artifact_for("demo", 4096)
 
 
 def test_run_of_a_misspelt_model_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgekit.common.content_store import ContentStore
+from edgekit.contracts.neutral import weights_store
 from edgekit.errors import DamagedArtifact, InvalidInput
 
 KEY = "ab" * 32
@@ -149,6 +150,33 @@ def test_least_recently_used_folders_are_dropped_first(tmp_path: Path) -> None:
     assert _keys(store) == {keys[0], keys[3]}
     store.keep_within(0, spare=keys[3])
     assert _keys(store) == {keys[3]}, "what is asked for next is spared"
+
+
+def test_a_new_folder_drops_the_least_recently_used_ones_beyond_the_limit_but_none_in_use(tmp_path: Path) -> None:
+    store = ContentStore(tmp_path, limit_bytes=300)
+    keys = [f"{number:064x}" for number in range(5)]
+    for age, key in enumerate(keys[:3]):
+        _age(store.get(key, _sized(100), fine), 1000 * (3 - age))
+    with store.holding(tmp_path / keys[0]):
+        store.get(keys[3], _sized(100), fine)
+        assert _keys(store) == {keys[0], keys[2], keys[3]}, "the oldest is in use"
+    store.get(keys[2], refuse, fine)
+    assert _keys(store) == {keys[0], keys[2], keys[3]}, "one that is found drops none"
+    store.get(keys[4], _sized(400), fine)
+    assert _keys(store) == {keys[4]}, "the newest stays, whatever it takes"
+
+
+def test_the_stores_of_the_cache_are_bounded_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGEKIT_STORE", "1KiB")
+    for own in (None, tmp_path / "own"):
+        store = weights_store(own)
+        for number in range(3):
+            _age(store.get(f"{number:064x}", _sized(500), fine), 100 - number)
+        assert len(_keys(store)) == (3 if own else 2), "a store that a command names has no limit"
+    monkeypatch.setenv("EDGEKIT_STORE", "much")
+    with pytest.raises(InvalidInput, match="EDGEKIT_STORE: 'much' is not a size; write it as "):
+        weights_store()
 
 
 def test_partial_folders_are_dropped_unless_another_process_makes_them(tmp_path: Path) -> None:

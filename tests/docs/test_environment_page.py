@@ -22,7 +22,11 @@ def test_every_variable_of_the_code_is_on_the_page_and_no_other() -> None:
 
 
 def test_every_folder_below_home_is_on_the_page() -> None:
-    folders = {name for path in SOURCES for name in re.findall(r'\bhome\(\) / "([a-z][^"]*)"', path.read_text())}
+    folders = {
+        name
+        for path in SOURCES
+        for name in re.findall(r'\b(?:home\(\) / |bounded_store\()"([a-z][^"]*)"', path.read_text())
+    }
     assert len(folders) >= 8
     tests_only = {"real-models"}
     assert {name for name in folders - tests_only if f"`{name}/`" not in PAGE and f"`{name}`" not in PAGE} == set()

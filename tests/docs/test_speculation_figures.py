@@ -51,7 +51,7 @@ def test_zero_time_engine_runs_in_the_loop() -> None:
     figures = example("speculation_figures")
     storage = KVCacheConfig(capacity_tokens=128, kv_bits=16)
     drafting = Drafting(lambda prompt: ReplayDrafter([7] * 200), 4)
-    codec = read_codec(ROOT / "edgekit/_demo/target")
+    codec = read_codec(ROOT / "examples/training/demo/target")
     with Runtime(figures.Nothing(), codec, kv_config=storage, policy=KVEvictionPolicy(), drafting=drafting) as runtime:
         assert runtime.complete([1] * 3, max_tokens=50).tokens == (7,) * 50
         assert runtime.metrics().steps < 15

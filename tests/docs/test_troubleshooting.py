@@ -105,7 +105,7 @@ def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 @produces("The checkpoint is a pickle")
 def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     Path("model").mkdir()
-    Path("model/config.json").write_bytes((ROOT / "edgekit/_demo/target/config.json").read_bytes())
+    Path("model/config.json").write_bytes((ROOT / "examples/training/demo/target/config.json").read_bytes())
     Path("model/pytorch_model.bin").write_bytes(b"")
     return open_source("./model", need_weights=True)
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import published
@@ -20,10 +19,9 @@ from edgekit.apps.delivery import fetching, publish, pull
 from edgekit.apps.lab.matrix import entries_of
 from edgekit.apps.lab.run import run_lab
 from edgekit.apps.lab.store import LabStore
-from edgekit.artifact.artifact import open_artifact, verify
-from edgekit.artifact.rebuilding import free_copies, rebuilding, stored_weights
+from edgekit.artifact.artifact import verify
 from edgekit.common.content_store import ContentStore
-from edgekit.contracts.neutral import CalibrationFact, NeutralWeights, weights_store
+from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source
@@ -159,36 +157,12 @@ def operations(shared: Path) -> dict[str, Operation]:
     def nothing(folder: Path) -> None:
         at_home(folder)
 
-    def free(folder: Path) -> None:
-        at_home(folder)
-        free_copies([open_artifact(shared / "out.edgekit")], weights_store(), lambda note: None)
-
-    def rebuild(folder: Path) -> None:
-        at_home(folder)
-        neutral_weights(
-            open_source(model, need_weights=True), named_recipe("s4-g32"), rebuild=rebuilding(lambda note: None)
-        )
-
-    def check_reference(folder: Path) -> None:
-        """The weights are whole, or can be rebuilt."""
-        shutil.rmtree(folder / "copy", ignore_errors=True)
-        store = ContentStore(shutil.copytree(folder / "home" / "weights", folder / "copy"))
-        sha256 = open_artifact(shared / "out.edgekit").manifest.weights_sha256
-        assert stored_weights(store, sha256, lambda note: None) is not None, "neither weights nor a reference"
-        shutil.rmtree(folder / "copy")
-
     # Imports, and what is measured once, belong to no operation.
     before = shared / "before"
     before.mkdir()
     for run in (quantise, calibrate, export, save_prefixes, measure):
         run(before)
     (before / "out.edgekit").rename(shared / "out.edgekit")
-    for place, run in (("with-weights", quantise), ("with-reference", free)):
-        (shared / place).mkdir()
-        quantise(shared / place)
-        run(shared / place)
-        check_reference(shared / place)
-    rebuild(before)
     shutil.rmtree(before)
     return {
         "quantise": Operation(nothing, quantise, check_weights),
@@ -196,8 +170,6 @@ def operations(shared: Path) -> dict[str, Operation]:
         "export": Operation(nothing, export, check_export),
         "prefixes": Operation(nothing, save_prefixes, check_prefixes),
         "lab": Operation(nothing, measure, check_lab),
-        "free": Operation(partial(_copied, shared / "with-weights"), free, check_reference),
-        "rebuild": Operation(partial(_copied, shared / "with-reference"), rebuild, check_reference),
         "prune": Operation(fill_store, prune, check_store),
         "publish": Operation(
             lambda folder: shutil.copytree(shared / "former-shop", folder / "shop"), publish_next, check_shop

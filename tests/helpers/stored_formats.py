@@ -35,14 +35,9 @@ import edgekit.runtime.open as open_module
 from edgekit.apps.lab.report import junit, report_of, rows_of
 from edgekit.apps.lab.store import LabStore
 from edgekit.artifact import artifact
-from edgekit.artifact.artifact import open_artifact
-from edgekit.artifact.rebuilding import free_copy, rebuilding
-from edgekit.cli.store import entries
 from edgekit.contracts import neutral
-from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
-from edgekit.contracts.weights_reference import key_of, reference_place, refers
 from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors import INDEX, TensorFolder
 from edgekit.model.rope import frequencies
@@ -212,32 +207,6 @@ class Neutral(fuzzing.JsonFormat):
                 manifest.write_bytes(self.wholes[manifest])
 
 
-class References(Neutral):
-    """The reference of neutral weights to an artifact, and what it keeps beside it; the weights are rebuilt."""
-
-    def __init__(self, folder: Path) -> None:
-        fuzzing.JsonFormat.__init__(self)
-        model = tiny_models.write_tiny(folder / "tiny", layers=1)
-        made = open_artifact(tiny_models.artifact_of(model, folder / "a.edgekit", context=64))
-        self._store, self._weights = weights_store(), folder / "rebuilt"
-        self._weights.mkdir()
-        key = key_of(self._store, made.manifest.weights_sha256)
-        assert key is not None and free_copy(made, self._store)
-        self._key = key
-        place = reference_place(self._store, key)
-        for path in sorted(place.rglob("*")):
-            if path.suffix in (".json", ".safetensors") and not path.name.startswith("tokenizer"):
-                self.add(path)
-
-    def read(self, path: Path) -> None:
-        notes: list[str] = []
-        assert key_of(self._store, "0" * 64) is None
-        refers(self._store, self._key)
-        assert all(entry.describe() for entry in entries())
-        if not rebuilding(notes.append)(self._store, self._key, self._weights):
-            raise InvalidInput(*notes)
-
-
 class Tokenizers(fuzzing.JsonFormat):
     """Tokenizers of several kinds; each encodes a text and decodes tokens."""
 
@@ -348,7 +317,6 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     **{f"fact-{kind}": partial(stored_facts.Facts, kind) for kind in stored_facts.KINDS},
     "safetensors": Tensors,
     "weights": Neutral,
-    "references": References,
     "lab": LabStores,
     "tokenizer": Tokenizers,
     "gguf": gguf_mutations.GgufFormat,

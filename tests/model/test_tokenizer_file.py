@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import edgekit
 from edgekit.errors import InvalidInput
+from edgekit.model.source import DEMO_ARTIFACT
 from edgekit.model.tokenizer_file import load_tokenizer, read_tokenizer
 from examples.benchmarks.process_memory import used_bytes
 
@@ -92,14 +91,14 @@ def test_a_template_with_an_unknown_token_is_refused() -> None:
 
 
 def test_the_bundled_tokenizer_loads() -> None:
-    path = Path(edgekit.__file__).parent / "_demo" / "target" / "tokenizer.json"
+    path = DEMO_ARTIFACT / "tokenizer.json"
     assert read_tokenizer(path).encode("def f(x):").ids
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the counts of glibc")
 def test_a_dropped_tokenizer_leaves_no_words_behind() -> None:
     """The library would keep 10,000 words in each thread that encodes: 350 KB for each of these tokenizers."""
-    data = (Path(edgekit.__file__).parent / "_demo" / "target" / "tokenizer.json").read_bytes()
+    data = (DEMO_ARTIFACT / "tokenizer.json").read_bytes()
 
     def encode(number: int) -> None:
         tokenizer = load_tokenizer(data, "the demo's")

@@ -64,7 +64,7 @@ def test_templates_render_as_in_transformers(family: str, transformers_tokenizer
 @pytest.mark.quantize
 def test_the_demo_model_renders_as_with_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    folder = Path(__file__).parents[2] / "edgekit/_demo/target"
+    folder = Path(__file__).parents[2] / "examples/training/demo/target"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     template = read_template(folder)
     chat = CHATS["system and turns"]

@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,7 +25,7 @@ Message = dict[str, str]
 @cache
 def template_text() -> str:
     """The template that the demo pair is shipped with."""
-    return (files("edgekit") / "_demo" / "target" / "chat_template.jinja").read_text(encoding="utf-8")
+    return (Path(__file__).parents[1] / "demo" / "target" / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 @cache

@@ -39,7 +39,7 @@ def test_an_update_with_an_adapter_fetches_only_the_adapter(tmp_path: Path) -> N
     pytest.importorskip("onnxruntime")
     adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
     adapter_bytes = sum(path.stat().st_size for path in adapter.iterdir())
-    export = ["export", "demo", "--target", "onnx", "--context", 256, "--adapter-rank", 4]
+    export = ["export", "demo", "--target", "onnx", "--context", 256, "--adapter-rank", 4, "--effort", "quick"]
     typed(*export, "-o", tmp_path / "base")
     typed(*export, "--adapter", f"tone={adapter}", "-o", tmp_path / "with-tone")
     app = tmp_path / "app"

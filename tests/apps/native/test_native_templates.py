@@ -21,7 +21,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
 
 pytestmark = pytest.mark.slow  # the library is compiled
-DEMO = Path(__file__).parents[3] / "edgekit/_demo/target"
+DEMO = Path(__file__).parents[3] / "examples/training/demo/target"
 STORED = {**FAMILIES, "demo": (DEMO / "chat_template.jinja").read_text()}
 NOT_HERE = "which this library does not have"
 TEXTS = (

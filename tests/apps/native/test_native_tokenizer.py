@@ -22,7 +22,7 @@ from edgekit.apps.native.library import NativeLibrary
 from edgekit.errors import InvalidInput
 
 pytestmark = pytest.mark.slow  # the library is compiled
-DEMO = Path(__file__).parents[3] / "edgekit/_demo/target/tokenizer.json"
+DEMO = Path(__file__).parents[3] / "examples/training/demo/target/tokenizer.json"
 
 
 def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0) -> None:

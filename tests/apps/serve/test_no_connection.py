@@ -13,7 +13,7 @@ import pytest
 import edgekit
 from edgekit.apps.serve import app
 
-DEMO = Path(edgekit.__file__).parent / "_demo/artifacts/demo"
+DEMO = Path(edgekit.__file__).parent / "_demo/artifact"
 CHAT = [{"role": "user", "content": "def add(a, b):"}]
 
 

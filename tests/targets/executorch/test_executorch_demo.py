@@ -43,7 +43,7 @@ from edgekit.quant.pipeline import no_progress
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
 DEVICE = "laptop-x86-16gb"
-DEMO = Path(edgekit.__file__).parent / "_demo"
+ROOT = Path(edgekit.__file__).parents[1]
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return"
 
 
@@ -158,7 +158,7 @@ def test_private_memory_within_five_percent_of_plan(program: Path, context: int)
 
 def test_executorchs_own_runner_gives_the_same_text(program: Path) -> None:
     """Also for a prompt that takes several chunks."""
-    prompts = ["import numpy as np\n", (DEMO / "README.md").read_text()[:2400]]
+    prompts = ["import numpy as np\n", (ROOT / "examples/training/demo/README.md").read_text()[:2400]]
     with edgekit.open(program, sequences=1, prefixes=0) as runtime:
         assert len(runtime.encode(prompts[1])) > open_artifact(program).plan.chunk_tokens
         expected = [runtime.generate(prompt, max_tokens=24, temperature=0.0).text for prompt in prompts]
@@ -167,7 +167,8 @@ def test_executorchs_own_runner_gives_the_same_text(program: Path) -> None:
 
 def test_held_out_logits_equal_torch_with_sums_in_order(program: Path) -> None:
     """Bitwise with sums in order; with torch's own order, as close as torch is to itself in other pieces."""
-    text = "\n".join(json.loads(line)["text"] for line in (DEMO / "held_out.jsonl").read_text().splitlines()[:40])
+    held_out = (ROOT / "edgekit/_demo/held_out.jsonl").read_text().splitlines()
+    text = "\n".join(json.loads(line)["text"] for line in held_out[:40])
     register_for_tracing()
     with quiet_output(), torch.no_grad():
         decoder = ExecutorchDecoder(weights_of(open_artifact(program)), slots=1024, positions=1024, context=1024)

@@ -56,7 +56,8 @@ def start(*arguments: object, cap: int | None = None) -> tuple[str, int, int]:
 
 def test_a_crash_loop_under_a_cap_on_memory_ends_in_a_smaller_setting(tmp_path: Path) -> None:
     artifact = tmp_path / "demo"
-    made = CliRunner().invoke(command, ["export", "demo", "--target", "llamacpp", "-o", str(artifact)])
+    words = ["export", "demo", "--target", "llamacpp", "--effort", "quick", "-o", str(artifact)]
+    made = CliRunner().invoke(command, words)
     assert made.exit_code == 0, made.output
     _, code, least = start(artifact)
     assert code == 0

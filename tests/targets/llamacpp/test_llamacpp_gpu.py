@@ -117,4 +117,4 @@ def test_layers_that_cannot_run_are_refused(artifact: Path, layers: int, error: 
 @pytest.mark.parametrize("layers", [0, 3])
 def test_an_artifact_whose_layers_cannot_be_divided_refuses_a_number(layers: int) -> None:
     with pytest.raises(Unsupported, match="onnx does not divide layers"):
-        edgekit.open(Path(edgekit.__file__).parent / "_demo/artifacts/demo", gpu_layers=layers)
+        edgekit.open(Path(edgekit.__file__).parent / "_demo/artifact", gpu_layers=layers)

@@ -13,11 +13,9 @@ from edgekit.apps.bench.artifact_subjects import formats_of
 from edgekit.apps.bench.measurement import SubjectInfo
 from edgekit.apps.bench.peers import folders
 from edgekit.apps.bench.subject import Subject
-from edgekit.artifact.rebuilding import stored_weights
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
-from edgekit.common.log import log
-from edgekit.contracts.neutral import weights_store
+from edgekit.contracts.neutral import find_weights, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Rule
 from edgekit.contracts.token_costs import touched_weight_bytes
@@ -149,7 +147,7 @@ def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStor
             )
         return weights
     stored = store or weights_store()
-    return stored_weights(stored, expected, log.warning) or _make_again(artifact, stored)
+    return find_weights(stored, expected) or _make_again(artifact, stored)
 
 
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
