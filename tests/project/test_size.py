@@ -71,8 +71,10 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
     "files of less than 40 lines": (67, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
     "lines of tests": (56_100, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
     "files of documentation": (
-        62,
-        lambda: sum(path.suffix in (".md", ".ipynb", ".svg", ".json", ".jsonl") for path in (ROOT / "docs").rglob("*")),
+        55,
+        lambda: sum(
+            path.suffix in (".md", ".ipynb", ".svg", ".json", ".jsonl", ".py") for path in (ROOT / "docs").rglob("*")
+        ),
     ),
 }
 
