@@ -14,7 +14,7 @@ import click
 from edgekit.cli import command
 
 DOCUMENTED = Path(__file__).parent / "commands"
-_PAGES = ("use", "read", "build", "servers", "deliver", "look", "measure", "lab")  # in the order of work
+_PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _HEADING = re.compile(r"^## edgekit (.+)$", re.MULTILINE)

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgekit
-from edgekit import delivery, plugins
+from edgekit import plugins
+from edgekit.apps import delivery
 from edgekit.apps.delivery.site_index import manifest_name
 from edgekit.artifact.artifact import Artifact, read_manifest, seal, staging_for
 from edgekit.common.files import file_sha256

@@ -337,18 +337,18 @@ def check(text: str) -> None:
 
 
 def test_profile_page_shows_the_example_file() -> None:
-    page = (ROOT / "docs" / "write_a_profile.md").read_text()
+    page = (ROOT / "docs" / "profiles.md").read_text()
     assert f"```yaml\n{EXAMPLE}```" in page
 
 
 def test_the_page_about_profiles_explains_every_field() -> None:
-    page = (ROOT / "docs" / "write_a_profile.md").read_text()
+    page = (ROOT / "docs" / "profiles.md").read_text()
     for field in DeviceProfile.model_fields:
         assert f"`{field}`" in page, field
 
 
 def test_the_limits_that_the_page_shows_can_be_read() -> None:
-    page = (ROOT / "docs" / "write_a_profile.md").read_text()
+    page = (ROOT / "docs" / "profiles.md").read_text()
     limits = next(block for block in page.split("```yaml\n")[1:] if block.startswith("app_limits:")).split("```")[0]
     profile = parse_yaml((EXAMPLE + limits).encode(), DeviceProfile, "page")
     assert profile.budget("26.3").private_bytes == 6_000_000_000

@@ -86,7 +86,7 @@ def test_the_tutorial_on_the_real_model(tmp_path: Path) -> None:
 
 
 def test_the_quickstart(tmp_path: Path) -> None:
-    page = (DOCS / "quickstart.md").read_text()
+    page = (DOCS / "index.md").read_text()
     assert len(follow(page, tmp_path, "demo")) == 3
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
