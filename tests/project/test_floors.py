@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 # From the bottom up. Folders of one floor do not import each other.
@@ -76,7 +74,7 @@ def find_modules() -> dict[str, Path]:
 
 MODULES = find_modules()
 FACE = "edgekit"  # edgekit/__init__.py, which loads everything else when it is asked for
-EACH = pytest.mark.parametrize("module", sorted(MODULES.keys() - {FACE}))
+EACH = sorted(MODULES.keys() - {FACE})
 
 
 def folder_of(module: str) -> str:
@@ -113,39 +111,36 @@ def own_imports(module: str) -> Iterator[tuple[Import, str]]:
             yield each, other
 
 
-@EACH
-def test_a_module_imports_only_from_lower_floors(module: str) -> None:
-    folder = folder_of(module)
-    for each, other in own_imports(module):
-        below = folder_of(other)
-        place = f"{MODULES[module]}:{each.line}"
-        if folder == below:
-            continue
-        assert not below.startswith("edgekit_"), f"{place}: nobody imports a target by name"
-        if folder.startswith("edgekit_"):
-            assert below in SEEN_BY_TARGETS, f"{place}: a target imports {below}"
-        else:
-            assert FLOOR_OF[below] < FLOOR_OF[folder], f"{place}: {folder} imports {below}"
+def test_modules_import_only_from_lower_floors() -> None:
+    for module in EACH:
+        folder = folder_of(module)
+        for each, other in own_imports(module):
+            below = folder_of(other)
+            place = f"{MODULES[module]}:{each.line}"
+            if folder == below:
+                continue
+            assert not below.startswith("edgekit_"), f"{place}: nobody imports a target by name"
+            if folder.startswith("edgekit_"):
+                assert below in SEEN_BY_TARGETS, f"{place}: a target imports {below}"
+            else:
+                assert FLOOR_OF[below] < FLOOR_OF[folder], f"{place}: {folder} imports {below}"
 
 
-@EACH
-def test_every_folder_has_a_floor(module: str) -> None:
-    folder = folder_of(module)
-    assert folder in FLOOR_OF or folder.startswith("edgekit_"), f"{folder} has no floor"
+def test_every_folder_has_a_floor() -> None:
+    assert {folder for folder in map(folder_of, EACH) if not folder.startswith("edgekit_")} <= FLOOR_OF.keys()
 
 
-@EACH
-def test_pure_folders_touch_no_network_clock_or_vendor_library(module: str) -> None:
-    if folder_of(module) not in PURE or module == PURE_BUT_FOR_DOWNLOADS:
-        return
-    found = {(each.line, each.name.partition(".")[0]) for each in imports_of(MODULES[module])}
-    assert not [(line, name) for line, name in found if name in OUTSIDE | VENDORS]
+def test_pure_folders_touch_no_network_clock_or_vendor_library() -> None:
+    for module in EACH:
+        if folder_of(module) in PURE and module != PURE_BUT_FOR_DOWNLOADS:
+            found = {(each.line, each.name.partition(".")[0]) for each in imports_of(MODULES[module])}
+            assert not [(module, line, name) for line, name in found if name in OUTSIDE | VENDORS]
 
 
-@EACH
-def test_only_the_server_imports_a_web_framework(module: str) -> None:
-    found = {each.name.partition(".")[0] for each in imports_of(MODULES[module])} & WEB
-    assert not found or module.startswith("edgekit.apps.serve."), f"{module} imports {found}"
+def test_only_the_server_imports_a_web_framework() -> None:
+    for module in EACH:
+        found = {each.name.partition(".")[0] for each in imports_of(MODULES[module])} & WEB
+        assert not found or module.startswith("edgekit.apps.serve."), f"{module} imports {found}"
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
