@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,16 +84,17 @@ def folder_of(module: str) -> str:
     return words[1] if words[0] == "edgekit" and len(words) > 1 else words[0]
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+@cache
+def imports_of(path: Path) -> list[Import]:
     """Every import of a file, those inside functions too."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name) for alias in node.names)
+            found += [Import(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            for alias in node.names:
-                yield Import(node.lineno, f"{node.module}.{alias.name}")
+            found += [Import(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def module_named(name: str) -> str | None:
