@@ -39,11 +39,12 @@ docs: .venv/.with-docs
 wheel: .venv/.with-dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
+# The whole suite, or one app's part of it: make test APP=serve
 test: .venv/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not long"
+	$(PYTEST) --durations=15 -m "not long" $(if $(APP),tests/apps/$(APP))
 
 # With the tests that take minutes each: whole real models through every target.
 test-all: .venv/.with-dev
