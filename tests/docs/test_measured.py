@@ -62,7 +62,7 @@ def test_sentences_about_memory_are_those_of_the_results() -> None:
         f"{random['worst_over'] * 100:.1f} % too high and the lowest {-random['worst_under'] * 100:.1f} %" in MEASURED
     )
     assert random["above_cap"] == random["killed"] == 0
-    assert f"{max(each['worst_over'] for each in found.values()) * 100:.1f} % too much" in MEASURED
+    assert f"{max(each['worst_over'] for each in found.values()) * 100:.1f} % too much was predicted" in MEASURED
 
 
 def test_sentences_about_quality_are_those_of_the_results() -> None:
