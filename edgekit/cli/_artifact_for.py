@@ -45,9 +45,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
     is_made = False
 
     def make(folder: Path) -> None:
-        from edgekit.cli._export_here import (
-            export_here,
-        )  # imported late: a cached artifact needs neither planner nor quantiser
+        from edgekit.cli._export_here import export_here  # a cached artifact needs neither planner nor quantiser
 
         nonlocal is_made
         is_made = True

@@ -19,7 +19,7 @@ from edgekit.errors import DoesNotFit, TargetMissing
 from edgekit.model.source import ModelSource
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.plugins import load_target
+from edgekit.plugins import load_target, target_names
 from edgekit.quant.effort import Effort
 
 
@@ -52,7 +52,9 @@ def _plan(source: ModelSource, context: int | None) -> Plan:
     Rounding to 8 bits takes seconds; calibrating 4 bits takes minutes. Engines are not timed here, so that the first
     answer comes sooner.
     """
-    (plan,) = make_plans(source, ["this"], PlanRequest(context=context), may_measure=False)
+    working = [name for name in target_names() if load_target(name).missing() is None]
+    only = working[0] if len(working) == 1 else None  # even if plans take it only when it is named
+    (plan,) = make_plans(source, ["this"], PlanRequest(context=context, target=only), may_measure=False)
     missing = load_target(plan.target).missing()
     if missing is not None:
         raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")

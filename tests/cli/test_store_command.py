@@ -17,6 +17,7 @@ from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
 from edgekit.model.source import DEMO_ARTIFACT, open_source
+from edgekit.plugins import load_target, target_names
 
 DAY_S = 86_400
 
@@ -181,6 +182,18 @@ def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monke
     pytest.importorskip("onnxruntime")
     with pytest.raises(InvalidInput, match="--context 4096: the artifact of demo has a context of 2048; give at most"):
         _artifact_for.artifact_for("demo", 4096)
+
+
+@pytest.mark.llamacpp
+@pytest.mark.quantize
+def test_run_takes_the_only_target_that_works_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    for name in set(target_names()) - {"llamacpp"}:
+        monkeypatch.setattr(type(load_target(name)), "missing", lambda _: "is not installed")
+    model = str(open_source("demo").folder)
+    done = CliRunner().invoke(command, ["run", model, "def add(a, b):", "--max-tokens", "8", "--context", "256"])
+    assert f"making {model} as llamacpp cpu" in done.stderr and "edgekit: made in" in done.stderr, done.output
 
 
 def test_run_of_a_misspelt_model_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,11 @@ def paragraphs() -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=20, help="of each kind")
     given = parser.parse_args()
     chosen = random.Random(given.seed)
     for title, texts in (("docstrings", docstrings()), ("comments", comments()), ("paragraphs", paragraphs())):
         click.echo(f"\n== {title}")
-        for number, text in enumerate(chosen.sample(list(texts), given.count), 1):
+        for number, text in enumerate(chosen.sample(list(texts), 20), 1):
             click.echo(f"{number}. {text}")
 
 
