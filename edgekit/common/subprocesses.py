@@ -123,7 +123,7 @@ class PipedProcess:
         return self._process.returncode or 0
 
     def last_error_line(self) -> str:
-        """Return its last line on stderr; empty if there is none or stderr was not kept."""
+        """Return the process's last line on stderr; empty if there is none or stderr was not kept."""
         if self._errors is None or self._errors.closed:
             return ""
         self._errors.seek(0)

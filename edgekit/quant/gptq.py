@@ -2,7 +2,7 @@
 
 Errors are weighted by the Hessian of the outputs on calibration text, the second moments of the inputs. Groups are
 rounded in descending order of activation, and so are the columns of a group, because an early column has the most
-columns left to compensate for it. Groups, scales and integers keep their places in the file.
+columns left to compensate for it. Groups, scales and integers keep their order in the file.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Gptq:
         errors: dict[str, float] = {}
 
         def round_linear(name: str, inputs: torch.Tensor) -> None:
-            """Round a linear, and those that read the same inputs, before the first product."""
+            """Round a linear, and all linears that read the same inputs, before the first product."""
             if name not in formats or part.prefix + name in rounded:
                 return
             if name in experts and inputs.flatten(0, -2).shape[0] < inputs.shape[-1]:

@@ -64,7 +64,7 @@ def own_integers(source: ModelSource) -> OwnIntegers | None:
 
 
 def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:
-    """Return the recipe to use: that of the source's own integers if `given` is `keep` or None, else `given`.
+    """Return the recipe to use: the recipe of the source's own integers if `given` is `keep` or None, else `given`.
 
     A mixture of llama.cpp's gets the rules for this model's layers.
     """

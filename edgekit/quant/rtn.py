@@ -41,7 +41,7 @@ def bounds(stored: Format) -> tuple[int, int]:
 
 
 def storable(scales: torch.Tensor) -> torch.Tensor:
-    """Round scales to what the format stores: positive, exact in bfloat16, at least 2^-17."""
+    """Round scales to values that the format stores: positive, exact in bfloat16, at least 2^-17."""
     return scales.bfloat16().float().clamp_(min=MIN_SCALE)
 
 
@@ -106,7 +106,7 @@ def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_unstorable(weights: torch.Tensor, stored: Format, name: str, first_row: int = 0) -> None:
-    """Raise `InvalidInput` for a weight that is not finite or too large for any scale, with its name and place."""
+    """Raise `InvalidInput` for a weight that is not finite or too large for any scale, with its name and index."""
     import torch
 
     fine = torch.isfinite(weights) & (weights.abs() <= MAX_SCALE * bounds(stored)[1])

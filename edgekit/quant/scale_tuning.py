@@ -115,7 +115,7 @@ class ScaleTuning:
         progress(total, total, f"tuning scales{note}")
 
     def scales(self, module: str, rows: slice | None = None) -> torch.Tensor:
-        """Return the scales of a module as they are stored; those that are not tuned are the old ones."""
+        """Return the scales of a module as they are stored; scales that are not tuned stay as they were."""
         import torch
 
         scales = torch.from_numpy(self._base.scales(module, rows)).to(self._device)

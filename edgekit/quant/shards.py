@@ -230,7 +230,7 @@ def read_statistics(shard: Path) -> dict[str, Statistics]:
 
 
 def remove_working_files(folder: Path) -> None:
-    """Remove the files that a run leaves beside finished weights: statistics, and unfinished files of a killed run."""
+    """Remove what a run leaves in the folder of finished weights: statistics, and unfinished files of a killed run."""
     for path in folder.glob(".*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

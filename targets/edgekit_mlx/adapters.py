@@ -1,4 +1,4 @@
-"""LoRA adapters beside packed integers: two small matrices for each module, added to its output."""
+"""LoRA adapters on packed integers: two small matrices for each module, added to its output."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def convolved(module: str, other: Other, inputs: mx.array, runs: Sequence[Carrie
         mx.contiguous(seen[start + run.kept : start + run.kept + before])
         for run, start in zip(runs, starts, strict=True)
     ]
-    # Also of windows that reach from one state's tokens to those of the next, which are left out below.
+    # Also of windows that reach from one state's tokens to the next state's; they are left out below.
     windows = len(seen) - before
     mixed = seen[:windows] * weight[:, 0, 0]  # the oldest input first
     for tap in range(1, before + 1):

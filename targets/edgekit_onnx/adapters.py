@@ -1,4 +1,4 @@
-"""LoRA adapters beside packed integers: graphs with two more inputs for each adapted product, and their bound values.
+"""LoRA adapters on packed integers: graphs with two more inputs for each adapted product, and their bound values.
 
 The graph is derived from the audited one when the first adapter that needs it is loaded. It uses the same weights, so
 its session takes little memory, and requests without an adapter run the exported graph. onnxruntime silently ignores

@@ -322,7 +322,7 @@ class _Graph:
                 raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")
 
     def _experts(self, node: Any, options: Mapping[str, int]) -> None:
-        """Check that attributes and weights are those of the plan's experts."""
+        """Check that attributes and weights agree with the plan's experts."""
         experts, hidden = self.plan.model.experts, self.plan.model.hidden_size
         bits, block = options.get("expert_weight_bits", 0), options.get("block_size", 0)
         if experts is None or options.get("k") != experts.active or options.get("swiglu_fusion") != 1:
@@ -345,7 +345,7 @@ class _Graph:
             raise self.refuse(f"experts {quote_short(node.name)} do not fit their weights")
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """Check that the heads are those of a layer; refuse a `state_window`."""
+        """Check that the heads agree with a layer of the plan; refuse a `state_window`."""
         rules = [layer.delta_rule for layer in self.plan.model.layers if layer.delta_rule]
         heads = options.get("q_num_heads"), options.get("kv_num_heads")
         if options.get("state_window") or heads not in [(rule.key_heads, rule.value_heads) for rule in rules]:

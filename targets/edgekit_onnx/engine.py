@@ -66,8 +66,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     ) -> None:
         """Audit the artifact and open its sessions.
 
-        `provider` overrides that of the plan's backend, for example to check a graph for CUDA on the CPU. Without
-        `packs`, weights are used straight from the file: no copy is made, and products are slow.
+        `provider` replaces the provider of the plan's backend, for example to check a graph for CUDA on the CPU.
+        Without `packs`, weights are used straight from the file: no copy is made, and products are slow.
         """
         super().__init__(plan)
         self._exact = exact
@@ -82,7 +82,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
         self._rotation = Rotation(plan.model, plan.context)
-        # Only a plan whose window needs attention pays for sessions that give it.
+        # Only a plan whose window scores tokens by attention pays for sessions that return attention.
         attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
         self._attends = plan.cache.keep in attending
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
@@ -365,7 +365,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             drafted.add(tokens, hidden[row:] if len(batch) > 1 else hidden)
 
     def _run_after_exit(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
-        """Reuse an early exit of the same tokens and run only the later layers; return False if there was none."""
+        """Continue from an early exit of the same tokens with the later layers only; return False if there was none."""
         drafted, fed = state.drafted, ids.shape[1]
         if chunk.exit_layer is not None or drafted is None or drafted.start != state.length:
             return False

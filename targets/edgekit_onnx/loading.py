@@ -1,4 +1,4 @@
-"""Opens the files of an artifact: audits every graph, and opens sessions on packed weights where these can be kept."""
+"""Opens the files of an artifact: audits every graph, and opens sessions, on packed weights if they can be kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Graphs(NamedTuple):
 
     @property
     def has_halves(self) -> bool:
-        """True where graphs for a cache of 16 bits lie beside the packed ones."""
+        """True if the folder of packed graphs also has graphs for a cache of 16 bits."""
         return self.shares_weights and self.plan.storage.kv_bits == HALF_BITS
 
     def read(self, *, halves: bool = False) -> list[bytes]:

@@ -257,7 +257,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _stamp(place: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]:
-    """Return what changes when a file is replaced or rewritten."""
+    """Return the facts of a file that change when it is replaced or rewritten."""
     infos = [(name, (place / name).lstat()) for name in names]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
 

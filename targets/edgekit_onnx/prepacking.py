@@ -43,7 +43,7 @@ def time_limit_s(files: Path) -> int:
 def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> None:
     """Save each graph with packed weights, and check that it still gives the same bits.
 
-    Of an artifact with a cache of 16 bits, the graph is saved with one of 32, and the graph for 16 beside it.
+    For an artifact with a cache of 16 bits, two graphs are saved: one for a cache of 32 bits, one for 16.
     """
     provider = PROVIDERS["cpu"]
     for graph in graphs:

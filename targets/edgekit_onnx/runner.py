@@ -92,7 +92,7 @@ class Runner:
         self._ids[: ids.size] = ids.reshape(-1)
         in_halves = self._device == "cpu" and arena.dtype == np.float16
         # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
-        # requests larger buffers than the one before, and the arena would keep those of every step.
+        # requests larger buffers than the one before, and the arena would keep the buffers of every step.
         is_step = in_halves and tokens <= KEPT_TOKENS
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
@@ -135,7 +135,7 @@ class Runner:
         return logits
 
     def _new_rows(self, rows: int) -> NDArray[np.float32]:
-        """Return an array of logits; of several rows always as part of a large one, so that malloc reuses its place.
+        """Return an array of logits; of several rows always as part of a large one, so that malloc reuses its memory.
 
         Arrays of changing sizes, of a megabyte a row with a large vocabulary, would fragment the heap.
         """

@@ -32,7 +32,7 @@ class SlotTable:
         attention: AttentionReader | None = None,
         steps: Steps | None = None,
     ) -> None:
-        """`steps` are those of an 8-bit cache."""
+        """`steps`: of an 8-bit cache."""
         self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
         self.steps = steps
         self.states: list[Slotted] = []

@@ -25,7 +25,7 @@ AskServer = Callable[[list[int], int], dict[str, Any]]
 
 
 class Compared:
-    """The tokens of a prompt that were compared so far."""
+    """The tokens of a prompt compared so far."""
 
     def __init__(self) -> None:
         self.equal = 0

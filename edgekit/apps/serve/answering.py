@@ -34,7 +34,7 @@ class TokenUsage(NamedTuple):
     reasoning_tokens: int = 0
 
     def __add__(self, other: object) -> TokenUsage:
-        """Return the sum of both."""
+        """Return the sum of two usages."""
         assert isinstance(other, TokenUsage)
         return TokenUsage(*(a + b for a, b in zip(self, other, strict=True)))
 

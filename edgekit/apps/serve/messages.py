@@ -48,7 +48,7 @@ class AnthropicMessage(ApiFields):
     content: str | Annotated[list[ContentBlock], Field(max_length=1024)]
 
     def plain(self, param: str) -> list[dict[str, Any]]:
-        """Return it as messages for chat templates, in which each tool result is a message of its own."""
+        """Return it as messages for chat templates, in which each tool result is a separate message."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[dict[str, Any]](), list[str]()
@@ -172,7 +172,7 @@ class MessagesBody(PromptBody):
 
 
 def _with_seed(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the options under `edgekit`, including `seed`, for which this API has no field of its own."""
+    """Return the options under `edgekit`, including `seed`, for which this API has no field."""
     rest = {key: value for key, value in (given or {}).items() if key != "seed"}
     return own_options(rest) | ({"seed": given["seed"]} if given and "seed" in given else {})
 

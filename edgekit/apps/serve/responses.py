@@ -285,7 +285,7 @@ class ResponseWriter:
         return events
 
     def _grown(self, kind: str, part: str, text: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """Return the events of more text, after those that open its item."""
+        """Return the events of more text, preceded by the events that open its item if it is new."""
         events: list[dict[str, Any]] = []
         if self._item is None or self._item["type"] != kind:
             events += self._close()

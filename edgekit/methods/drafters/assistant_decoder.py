@@ -1,6 +1,6 @@
 """The forward pass of Gemma 4's assistant: one token through a few layers that attend to the target's cache.
 
-A query has the position of the text's newest token, which is not in the cache yet, and so have those of drafted tokens:
+Every query has the position of the text's newest token, which is not in the cache yet, also for drafted tokens:
 what they see of the text is what the target has read, and all they know of each other is in the hidden state.
 """
 
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     read: ReadKV
     embed: Embed  # tokens, as the target's first layer reads them
     length: int  # tokens
-    next_position: int  # of the token after them
+    next_position: int  # of the token that follows the cached ones
 
     @staticmethod
     def of(state: State) -> Seen:
@@ -47,7 +47,7 @@ class Drafted(NamedTuple):
 
 
 class AssistantDecoder(HeadArithmetic):
-    """An assistant that runs, without a cache of its own."""
+    """An assistant that runs. It has no cache."""
 
     def __init__(self, head: HeadWeights) -> None:
         super().__init__(head)
@@ -59,7 +59,7 @@ class AssistantDecoder(HeadArithmetic):
         return self._norm(hidden, TARGET_NORM)
 
     def forward(self, seen: Seen, token: int, hidden: Floats) -> Drafted:
-        """Feed a token and the hidden state before it: the target's, or that of the drafted token before."""
+        """Feed a token and the hidden state before it: the target's, or the assistant's at the drafted token before."""
         x = self._linear(np.concatenate([seen.embed([token])[0], hidden])[None], "pre_projection")
         for index in range(len(self.spec.layer.layers)):
             x = self._layer(seen, index, x)
@@ -67,7 +67,7 @@ class AssistantDecoder(HeadArithmetic):
         return Drafted(self._linear(normed, "post_projection")[0], normed[0])
 
     def logits(self, normed: Floats) -> Floats:
-        """Return the logits [draft vocabulary] after a token; those of clusters that are not read are -inf."""
+        """Return the logits [draft vocabulary] after a token; -inf in clusters that are not read."""
         rows, clusters = self._weights[HEAD], self.spec.clusters
         if clusters is None:
             logits: Floats = rows @ normed
@@ -91,7 +91,7 @@ class AssistantDecoder(HeadArithmetic):
         return scaled
 
     def _attention(self, seen: Seen, index: int, x: Floats) -> Floats:
-        """Attend with one token to the cached ones, a few at a time: shares are scaled down as larger scores come."""
+        """Attend with one token to the cached ones, a few at a time; a larger score scales earlier shares down."""
         model, layer, name = self.spec.layer, self.spec.layer.layers[index], f"layers.{index}.self_attn"
         query = self._linear(x, f"{name}.q_proj").reshape(1, model.heads, layer.head_dim)
         query = self._norm(query, f"{name}.q_norm.weight")

@@ -81,7 +81,7 @@ WRAPPED: dict[str, Wrapped] = {
 }
 
 
-# Tensors that published checkpoints of a family contain beside the model; they are ignored.
+# Ignored tensors, which published checkpoints of a family contain in addition to the model.
 _BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
 
 
@@ -134,7 +134,7 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
 
 
 def with_generation(spec: ModelSpec, generation: dict[str, Any], where: str) -> ModelSpec:
-    """Return `spec` with the end-of-text ids of `generation_config.json`, which override those of `config.json`."""
+    """Return `spec` with the end-of-text ids of `generation_config.json`, which override the ids of `config.json`."""
     fields = Fields(generation, where)
     eos = fields.token_ids("eos_token_id", spec.vocab_size)
     bos = fields.token_ids("bos_token_id", spec.vocab_size)

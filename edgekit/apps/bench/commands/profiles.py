@@ -19,7 +19,7 @@ _FEWEST_PERCENT = 0.1
 
 
 def run(artifacts: Sequence[str], workloads: Sequence[str], others: Sequence[str], *, as_json: bool) -> int:
-    """Profile every artifact on every workload. `others`: given options that do not apply; they are refused."""
+    """Profile every artifact on every workload. `others`: given options that do not apply, which are refused."""
     from edgekit.apps.bench.profiling import profile
     from edgekit.apps.bench.workload import read_workload
 
