@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.contracts.recipe import Format
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.hessians import lost_outputs
-from edgekit.quant.rtn import Rounded, dequantise, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, dequantise, round_to_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +98,7 @@ def factors_for(
     return best
 
 
-def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> Rounded:
+def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> IntMatrix:
     """Round to nearest, with the scale of each group that gives the least error in the outputs."""
     import torch
 

@@ -23,7 +23,7 @@ from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.compute import product_on
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
-from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
 from edgekit.quant.side_inputs import SideInputs, layer_inputs
 from edgekit.quant.vllm_compat import held_as_one
@@ -143,7 +143,7 @@ class Gptq:
         together = {_short(part, each.module): group for group in held_as_one(part.tensors) for each in group}
         tensors = {_short(part, tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
         experts = {_short(part, tensor.module) for tensor in part.tensors if tensor.role == "expert"}
-        rounded: dict[str, Rounded] = {}
+        rounded: dict[str, IntMatrix] = {}
         errors: dict[str, float] = {}
 
         def round_linear(name: str, inputs: torch.Tensor) -> None:
@@ -216,7 +216,7 @@ class Awq:
             factors = awq.factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
             awq.fold_in(self._model, fold, tensors, factors, head_dim)
             inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
-        rounded: dict[str, Rounded] = {}
+        rounded: dict[str, IntMatrix] = {}
         errors: dict[str, float] = {}
         for name, stored in formats.items():
             weights = tensors[f"{name}.weight"]

@@ -27,7 +27,7 @@ _SHARES_S8 = (1.0, 0.99)
 BLOCK_VALUES = 1 << 19
 
 
-class Rounded(NamedTuple):
+class IntMatrix(NamedTuple):
     """Integers [out, in] as int8 and scales [out, in/group] as float32, both final."""
 
     integers: torch.Tensor
@@ -87,7 +87,7 @@ def round_to(weights: torch.Tensor, scales: torch.Tensor, stored: Format) -> tor
     return (weights * scales.reciprocal()).round_().clamp_(low, high)
 
 
-def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> Rounded:
+def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> IntMatrix:
     """Quantise rows [out, in]; `weigh` is given errors as [out, groups, group]."""
     import torch
 
@@ -95,7 +95,7 @@ def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None 
     groups = weights.reshape(outputs, -1, stored.group or inputs)
     scales = search_scales(groups, stored, weigh)
     integers = round_to(groups, scales, stored).to(torch.int8)
-    return Rounded(integers.reshape(outputs, inputs), scales.squeeze(-1))
+    return IntMatrix(integers.reshape(outputs, inputs), scales.squeeze(-1))
 
 
 def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

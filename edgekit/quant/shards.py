@@ -25,7 +25,7 @@ from edgekit.formats.safetensors import INDEX, read_header
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
-from edgekit.quant.rtn import Rounded, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,9 @@ class QuantizedPart(NamedTuple):
     """
 
     read: ReadRows
-    rounded: Mapping[str, Rounded]
+    rounded: Mapping[str, IntMatrix]
     output_errors: Mapping[str, float]
-    kept: Mapping[str, Callable[[slice], Rounded]] = {}
+    kept: Mapping[str, Callable[[slice], IntMatrix]] = {}
 
 
 def parts_of(model: ModelSpec) -> list[WeightPart]:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from edgekit.model.parts import DeltaRule
 from edgekit.quant.delta_rule import UNIT_EPSILON
-from edgekit_mlx.convolution import Carried, Other, Product, convolved
+from edgekit_mlx.convolution import Carry, Other, Product, convolved
 
 # For more tokens, a layer is computed before the next one is described: the description takes 9 KB a token.
 _MOST_LAZY = 16
@@ -24,7 +24,7 @@ def gated_delta_rule(
     product: Product,
     other: Other,
     normed: mx.array,
-    runs: Sequence[Carried],
+    runs: Sequence[Carry],
 ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
     """Return the layer's output for all tokens, and the arrays that each state carries on.
 

@@ -55,43 +55,43 @@ _FACT = "audited"
 Signature = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
 
 
-class Audited(Frozen):
+class AuditRecord(Frozen):
     """The graphs passed for plans of at most that many positions. A damaged number does not fit `stamp`."""
 
     positions: Count
     stamp: Sha256
 
     @classmethod
-    def of(cls, key: str, positions: int) -> Audited:
+    def of(cls, key: str, positions: int) -> AuditRecord:
         return cls(positions=positions, stamp=hashlib.sha256(f"{key} {positions}".encode()).hexdigest())
 
     def covers(self, key: str, positions: int) -> bool:
-        return self.positions >= positions and self == Audited.of(key, self.positions)
+        return self.positions >= positions and self == AuditRecord.of(key, self.positions)
 
 
-class Checked(NamedTuple):
+class CheckedGraph(NamedTuple):
     """A graph that passed the audit: open exactly these bytes."""
 
     name: str
     data: bytes
 
 
-def audit(plan: Plan, files: Path) -> list[Checked]:
+def audit(plan: Plan, files: Path) -> list[CheckedGraph]:
     """Check and return the graphs of an artifact: the body's parts and the head, or the encoder."""
     size = _regular(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
-    graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
+    graphs = [CheckedGraph(name, _read(files / f"{name}.onnx")) for name in names]
     key, positions = _key(plan, parts, size, graphs), table_rows(plan)
-    known = read_fact(key, _FACT, Audited)
+    known = read_fact(key, _FACT, AuditRecord)
     if known is None or not known.covers(key, positions):
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        write_fact(key, _FACT, Audited.of(key, positions))
+        write_fact(key, _FACT, AuditRecord.of(key, positions))
     return graphs
 
 
-def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[Checked]) -> str:
+def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[CheckedGraph]) -> str:
     """Return a hash of everything that an audit depends on but positions, including these rules.
 
     Openings of one artifact that differ in context, sequences or threads have the same.

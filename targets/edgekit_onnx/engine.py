@@ -44,7 +44,7 @@ from edgekit_onnx.int8_kv import read_steps, with_steps
 from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS, parts_of
-from edgekit_onnx.loading import Loaded, load
+from edgekit_onnx.loading import AuditedArtifact, load
 from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES, gives_attention
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
@@ -85,7 +85,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         # Only a plan whose window scores tokens by attention pays for sessions that return attention.
         attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
         self._attends = plan.cache.keep in attending
-        self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
+        self._loaded: AuditedArtifact = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
             note
             for note in (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from edgekit import Piece
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import ApiFields, Name, Real, StopText, Whole, WithoutEffect, own_options, refuse
 from edgekit.apps.serve.models import ServedModel
@@ -201,7 +201,7 @@ async def messages(call: Call) -> Response | EventStream:
     call.ignore("x-edgekit-ignored-tools", ignored)
     options = body.sampling(call.service.models.default_sampling(model))
     options |= {"schema": plan.schema} if plan.is_forced else body.form()
-    answers = await ask(call, model, Asked(body.plain(), options, 1, plan.described, body.template_options()))
+    answers = await ask(call, model, PromptJob(body.plain(), options, 1, plan.described, body.template_options()))
     writer = MessageWriter(model, answers, plan)
     if body.stream:
         ping = event({"type": "ping"}, "ping")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask, chat_logprobs
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.chat import JsonSchema
 from edgekit.apps.serve.fields import (
@@ -190,7 +190,7 @@ async def responses(call: Call) -> Response | EventStream:
     options |= {"schema": plan.schema} if plan.is_forced else form
     effort = (body.reasoning or {}).get("effort")
     thinking = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else None
-    answers = await ask(call, model, Asked(body.messages(), options, 1, plan.described, thinking))
+    answers = await ask(call, model, PromptJob(body.messages(), options, 1, plan.described, thinking))
     writer = ResponseWriter(model, answers, plan, body, asks_logprobs=asks_logprobs)
     if body.stream:
         return EventStream(call, writer.stream(), writer.failed)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     ReadKV = Callable[[int, int, int], CachedKV]
 
 
-class Seen(NamedTuple):
+class CachedText(NamedTuple):
     """The part of a text that the target has cached: the methods and properties of its state."""
 
     read: ReadKV
@@ -35,11 +35,11 @@ class Seen(NamedTuple):
     next_position: int  # of the token that follows the cached ones
 
     @staticmethod
-    def of(state: State) -> Seen:
-        return Seen(state.cached, state.embedded, state.length, state.next_position)
+    def of(state: State) -> CachedText:
+        return CachedText(state.cached, state.embedded, state.length, state.next_position)
 
 
-class Drafted(NamedTuple):
+class AssistantOutput(NamedTuple):
     """The results of one token: the hidden state that the next one reads, and the one that its logits follow from."""
 
     hidden: Floats  # [target's width]
@@ -58,13 +58,13 @@ class AssistantDecoder(HeadArithmetic):
         """Norm the target's hidden states [tokens, width], as its own head reads them."""
         return self._norm(hidden, TARGET_NORM)
 
-    def forward(self, seen: Seen, token: int, hidden: Floats) -> Drafted:
+    def forward(self, seen: CachedText, token: int, hidden: Floats) -> AssistantOutput:
         """Feed a token and the hidden state before it: the target's, or the assistant's at the drafted token before."""
         x = self._linear(np.concatenate([seen.embed([token])[0], hidden])[None], "pre_projection")
         for index in range(len(self.spec.layer.layers)):
             x = self._layer(seen, index, x)
         normed = self._norm(x, "norm.weight")
-        return Drafted(self._linear(normed, "post_projection")[0], normed[0])
+        return AssistantOutput(self._linear(normed, "post_projection")[0], normed[0])
 
     def logits(self, normed: Floats) -> Floats:
         """Return the logits [draft vocabulary] after a token; -inf in clusters that are not read."""
@@ -78,7 +78,7 @@ class AssistantDecoder(HeadArithmetic):
         logits[likeliest] = rows.reshape(clusters, size, -1)[likeliest].astype(np.float32) @ normed
         return logits.reshape(-1)
 
-    def _layer(self, seen: Seen, index: int, x: Floats) -> Floats:
+    def _layer(self, seen: CachedText, index: int, x: Floats) -> Floats:
         name, model = f"layers.{index}", self.spec.layer
         before_attention, after_attention, before_feed, after_feed = model.layer_norms()
         attended = self._attention(seen, index, self._norm(x, f"{name}.{before_attention}.weight"))
@@ -90,7 +90,7 @@ class AssistantDecoder(HeadArithmetic):
         scaled: Floats = x * self._weights[f"{name}.layer_scalar"]
         return scaled
 
-    def _attention(self, seen: Seen, index: int, x: Floats) -> Floats:
+    def _attention(self, seen: CachedText, index: int, x: Floats) -> Floats:
         """Attend with one token to the cached ones, a few at a time; a larger score scales earlier shares down."""
         model, layer, name = self.spec.layer, self.spec.layer.layers[index], f"layers.{index}.self_attn"
         query = self._linear(x, f"{name}.q_proj").reshape(1, model.heads, layer.head_dim)
@@ -108,7 +108,7 @@ class AssistantDecoder(HeadArithmetic):
             mixed, most = mixed * kept + shares @ kv.values, larger
         return self._linear((mixed / total).reshape(1, -1), f"{name}.o_proj")
 
-    def _pieces(self, seen: Seen, index: int) -> Iterator[CachedKV]:
+    def _pieces(self, seen: CachedText, index: int) -> Iterator[CachedKV]:
         """Yield the keys and values that a layer attends to. A sliding one sees its window and one token more."""
         window, start = self.spec.layer.layers[index].window, 0
         if window is not None:

@@ -63,7 +63,7 @@ FAMILIES: dict[str, Reader] = {
 }
 
 
-class Wrapped(NamedTuple):
+class Wrapper(NamedTuple):
     """A multimodal model; only its text model, under `text_config`, is read."""
 
     text: str
@@ -72,12 +72,12 @@ class Wrapped(NamedTuple):
     tied: bool = True  # the default, if the config does not say
 
 
-WRAPPED: dict[str, Wrapped] = {
-    "gemma3": Wrapped("gemma3_text", "language_model.model.", "language_model.lm_head"),
-    "gemma3n": Wrapped("gemma3n_text", "model.language_model.", "lm_head"),
-    "gemma4": Wrapped("gemma4_text", "model.language_model.", "lm_head"),
-    "mistral3": Wrapped("ministral3", "language_model.model.", "language_model.lm_head"),
-    "qwen3_5": Wrapped("qwen3_5_text", "model.language_model.", "lm_head", tied=False),
+WRAPPED: dict[str, Wrapper] = {
+    "gemma3": Wrapper("gemma3_text", "language_model.model.", "language_model.lm_head"),
+    "gemma3n": Wrapper("gemma3n_text", "model.language_model.", "lm_head"),
+    "gemma4": Wrapper("gemma4_text", "model.language_model.", "lm_head"),
+    "mistral3": Wrapper("ministral3", "language_model.model.", "language_model.lm_head"),
+    "qwen3_5": Wrapper("qwen3_5_text", "model.language_model.", "lm_head", tied=False),
 }
 
 
@@ -119,7 +119,7 @@ def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpe
     return spec
 
 
-def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
+def _wrapped(fields: Fields, wrapped: Wrapper, name: str) -> ModelSpec:
     text = fields.section("text_config")
     if text is None:
         raise fields.missing("text_config")
