@@ -67,7 +67,7 @@ class SourcedBytes(Frozen):
 
 
 class SourcedNumber(Frozen):
-    """Any other figure; the field's name states the unit."""
+    """A figure that is not an amount of memory; the field's name states the unit."""
 
     value: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
     source: Title

@@ -1,8 +1,8 @@
 """Reads the config of Gemma 4's assistant: a few layers that draft with the model's own keys and values.
 
-It has queries alone. Each of its layers attends to the last layer of the model that stores keys and values of the same
-kind, sliding or full. Its head has a row for each token: a small assistant reads only the likeliest of many clusters of
-rows, and another is sealed with rows for the likeliest tokens alone.
+The assistant computes only queries. Each of its layers attends to the last layer of the model that stores keys and
+values of the same kind, sliding or full. Its head has a row for each token: a small assistant reads only the likeliest
+of many clusters of rows; any other is sealed with rows for only the likeliest tokens.
 """
 
 from __future__ import annotations

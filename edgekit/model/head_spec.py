@@ -2,11 +2,11 @@
 
 Every kind pairs the embedding of token i + 1 with the target's hidden state of token i, and proposes token i + 2:
 
-- `eagle3`: `fc` joins hidden states after several layers of the target. Queries, keys and values read the embedding
-  beside them; a drafted token reads the head's own output instead.
-- `mtp`: `fc` joins the embedding and one hidden state, that after the target's last norm, and a plain layer follows. A
+- `eagle3`: `fc` joins hidden states after several layers of the target. Queries, keys and values also
+  read the embedding; a drafted token reads the head's own output instead.
+- `mtp`: `fc` joins the embedding and the hidden state after the target's last norm, and a plain layer follows. A
   drafted token reads the head's own normed output instead. Embedding, head and last norm are the target's.
-- `assistant`: `pre_projection` joins the same two, and several narrower layers follow that have queries alone: they
+- `assistant`: `pre_projection` joins the same two, and several narrower layers follow that compute only queries: they
   attend to keys and values of the target's layers. `post_projection` gives the hidden state that a drafted token reads.
   Rows of its head may be in clusters, of which only the likeliest are read.
 """
@@ -100,7 +100,7 @@ class HeadSpec(Frozen):
 class HeadConfig(NamedTuple):
     """The fields of a head's config, and where its tensors are."""
 
-    layer_config: dict[str, Any]  # the sizes of its layers, in transformers' fields
+    layer_config: dict[str, Any]  # the sizes of the head's layers, in transformers' fields
     sizes: dict[str, Any]  # the fields of `HeadSpec` that follow from it
     prefix: str = ""  # of its tensors' names; names without it belong to a model in the same files
     from_target: tuple[str, ...] = ()  # tensors that it shares with its target, and that its files do not hold

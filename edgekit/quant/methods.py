@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class QuantMethod(Protocol):
-    """Chooses the integers of a model's parts. Parts come in the model's order."""
+    """Chooses the integers of a model's parts, which it gets in the model's order."""
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         """Return the integers and floats of a part."""

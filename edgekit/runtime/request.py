@@ -124,7 +124,7 @@ class Request:
         self._stop_tokens = frozenset(stopping.stop_tokens)
         self._end_tokens = self._stop_tokens | (frozenset() if stopping.ignore_eos else limits.eos)
         self._reuse = reuse
-        # The progress.
+        # Progress so far.
         self.status, self.counters = Status.WAITING, RequestCounters(submitted_at=perf_counter())
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None

@@ -268,7 +268,7 @@ def _bind_attention(binding: Any, part: GraphPart, attention: Mapping[int, NDArr
 def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
     """Cut a call into pieces of at most `most` tokens, with a cut after the first `kept` ones, if need be.
 
-    No piece may follow tokens that the recurrent part leaves out. These are the last ones of a call that verifies
+    No piece may follow tokens that the recurrent part leaves out. Such tokens end a call that verifies
     drafts, fewer than a piece has.
     """
     row = 0

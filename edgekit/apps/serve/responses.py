@@ -100,7 +100,7 @@ class ResponseBody(SamplingFields):
         return {"schema": schema}
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
-        """Return the plan for the functions, and the types of tools that are left out."""
+        """Return the plan for tools that are functions, and the types of all other tools, which are left out."""
         functions, ignored = list[FunctionTool](), list[str]()
         for tool in self.tools or ():
             inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]

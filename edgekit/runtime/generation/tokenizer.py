@@ -174,7 +174,7 @@ def text_bytes(most: int | None) -> int:
 
 
 def check_size(text: str, most: int | None) -> None:
-    """Raise for a text that is too large for `most` tokens (None: for any use), or is not Unicode."""
+    """Raise for a text that is not Unicode, or too large for `most` tokens (None: for any use)."""
     limit = text_bytes(most)
     try:
         # A character takes a byte or more, so a large text is not even copied.
