@@ -79,7 +79,7 @@ def plan(
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id, `demo`, or neutral weights that `quantize` wrote.
         device: a device profile, its name or path, or `this`. A list gives a list of plans in the same order.
-        draft: a draft model to run beside the model; its memory is counted.
+        draft: a draft model to run with the model; its memory is counted.
         per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
         profiles: folders of your own profiles.
         announce: called with a note before this machine's engines are timed, which happens once and takes seconds.
@@ -237,7 +237,7 @@ def export(
         output: the artifact folder to write; it must not exist. With several plans, the parent of one per device.
         device, options: as in `plan`; only with a model, because a plan fixes them.
         calibrate, method, effort, compute, store, announce, progress: as in `quantize`.
-        adapters: LoRA adapters (PEFT folders) to seal beside the model, by name; needs the option `adapter_rank`.
+        adapters: LoRA adapters (PEFT folders) to seal with the model, by name; needs the option `adapter_rank`.
         with_bom: add a bill of materials and a model card.
         prepare: open the artifact once, so that no later opening on this machine has to pack weights.
 

@@ -1,4 +1,4 @@
-"""What a command of an app, or of another package, is made of; entry points `edgekit.commands` add commands.
+"""The helpers that an app or another package needs to write a command; entry points `edgekit.commands` name it.
 
 A command is a click command. `options` turns the fields of frozen models into its options, so that each option has one
 name, type, default and text.

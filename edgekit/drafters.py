@@ -1,4 +1,4 @@
-"""What a drafter of another package is made of; entry points `edgekit.drafters` name subclasses of `DraftSource`."""
+"""The classes that a package needs to add a drafter; entry points `edgekit.drafters` name its `DraftSource` classes."""
 
 from __future__ import annotations
 

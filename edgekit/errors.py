@@ -87,8 +87,8 @@ class TemplateRefused(InvalidPrompt):
 class ContextExceeded(InvalidInput):
     """The prompt has `prompt_tokens` tokens, and at most `max_tokens` fit.
 
-    A far longer prompt is not read to its end: `prompt_tokens` is then what was counted or estimated so far, and
-    `found` says what was seen instead.
+    A far longer prompt is not read to its end: `prompt_tokens` is then the count or estimate so far, and
+    `found` describes the part that was read.
     """
 
     def __init__(self, prompt_tokens: int, max_tokens: int, fix: str, *, found: str = "") -> None:

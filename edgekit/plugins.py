@@ -51,7 +51,7 @@ def load_target(name: str) -> Target:
 
 
 def installed_commands() -> dict[str, EntryPoint]:
-    """Return every command that a package adds, by name. A package cannot replace a command of edgekit."""
+    """Return every command that a package adds, keyed by name. A package cannot replace a command of edgekit."""
     found = sorted(_installed(COMMANDS), key=is_of_edgekit)
     return {entry.name: entry for entry in found}
 
@@ -62,7 +62,7 @@ def added_names(group: str) -> list[str]:
 
 
 def load_added(group: str) -> dict[str, Any]:
-    """Load what packages add to `group`, by name. What another package cannot load is left out with a warning."""
+    """Load what packages add to `group`, keyed by name. What another package cannot load is left out with a warning."""
     return _loaded(group, tuple(sys.path))
 
 

@@ -27,7 +27,7 @@ _A_SMALLER_MODEL_HELPS = frozenset({"queue too long", "too slow"})
 
 
 class Route(Frozen):
-    """The chosen place, and the reason; None if the request stays here."""
+    """The chosen destination, and the reason; None if the request stays here."""
 
     where: Place
     reason: OverflowReason | None = None
@@ -36,7 +36,7 @@ class Route(Frozen):
 
 
 class RoutePolicy(Frozen):
-    """The limits beyond which a request leaves this device, and the places that can take it.
+    """The limits beyond which a request leaves this device, and the destinations that can take it.
 
     A request that does not fit, and an answer with low confidence, go to the server. A request that would wait too long
     or be slow goes to the smaller artifact if one is open, else to the server. A limit of None is off.
@@ -82,7 +82,7 @@ class RoutePolicy(Frozen):
         return Route(where="here")
 
     def after(self, log_probabilities: Sequence[float]) -> Route:
-        """Decide after an answer, by the log probabilities of its tokens: keep it, or ask the server."""
+        """Decide by the log probabilities of an answer's tokens whether to keep the answer, or ask the server."""
         if self.min_confidence is None or not log_probabilities:
             return Route(where="here")
         confidence = math.exp(math.fsum(log_probabilities) / len(log_probabilities))

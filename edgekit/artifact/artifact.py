@@ -221,7 +221,7 @@ def read_manifest(path: str | Path) -> Artifact:
 
 
 def staging_for(final: Path, needed_bytes: int) -> Path:
-    """Create an empty directory beside `final` to write a folder into.
+    """Create an empty directory in the parent of `final` to write a folder into.
 
     Removes the directories of killed processes first. Raises `InvalidInput` if `final` exists or another process on
     this machine is writing it, and `OutOfSpace` if `needed_bytes` do not fit.

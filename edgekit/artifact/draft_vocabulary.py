@@ -1,4 +1,4 @@
-"""Chooses the tokens that a head may draft whose rows are those of the target's head."""
+"""Chooses the tokens that a drafting head may propose if it shares the rows of the target's head."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def export(
         calibration: text for the calibrated methods; None rounds to nearest.
         method: None: gptq with `calibration`, otherwise rtn.
         compute: where torch computes; None: on a GPU that it finds, else on the processor.
-        adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
+        adapters: LoRA adapters (PEFT folders) by name, sealed with the model.
         with_bom: add a bill of materials and a model card.
         announce: called with a note if the planned KV cache costs this model much.
     """
@@ -187,7 +187,7 @@ def export_all(
 
 
 def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
-    """Return the plan in the recipe of its weights, whose shares in private memory may be others than planned."""
+    """Return the plan with the recipe of its weights, which may take another share of private memory than planned."""
     if recipe == plan.recipe:
         return plan
     facts = plan.memory

@@ -32,8 +32,8 @@ class ReadBack(NamedTuple):
 class StoredWeights:
     """The matrices as an artifact's files hold them, for the reference decoder, which asks for them in their order.
 
-    Norms and biases, which no format rounds, are those of the model. Holds the embedding and what it passed on its way;
-    a matrix that was returned is dropped.
+    Norms and biases, which no format rounds, are taken from the model. Keeps the embedding, and matrices that were read
+    before they were asked for; a matrix that was returned is dropped.
     """
 
     def __init__(self, target: Target, plan: Plan, weights: NeutralWeights, files: Path) -> None:

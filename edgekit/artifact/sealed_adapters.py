@@ -1,4 +1,4 @@
-"""Seals LoRA adapters beside a model, one folder each, so that an update with a new adapter fetches only its folder."""
+"""Seals LoRA adapters with a model, one folder each, so that an update with a new adapter fetches only its folder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
+"""Writes a drafting head into a model's artifact, in one layout for all kinds, close to the one of `speculators`.
 
-Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the last norm
-where it reads normed hidden states, rows of the head for an MTP part, and the embedding of an EAGLE-3 head where the
-target cannot look that up. Tables of which few rows are read are in 16 bits. An EAGLE-3 head is written for servers
-too, as published.
+In an artifact the head is float32, as the drafter runs it, and includes tensors that it shares with the target: the
+last norm if it reads normed hidden states, rows of the output head for an MTP part, and the embedding for an EAGLE-3
+head if the target cannot look embeddings up. Tables of which few rows are read have 16 bits. EAGLE-3 heads are also
+written for servers, as published.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
 def _shared(
     head: HeadWeights, planned: HeadSpec, model: ModelSpec, weights: NeutralWeights, tokens: NDArray[np.int64]
 ) -> dict[str, StoredRows]:
-    """Return what a sealed head has of the target, and the rows of an assistant's head in the order of `tokens`."""
+    """Return the tensors that a sealed head takes from the target, and an assistant's rows in the order of `tokens`."""
     shared: dict[str, StoredRows] = {}
     table, kind = f"{model.prefix}embed_tokens", head.spec.kind
     if planned.own_embedding and not head.spec.own_embedding:
@@ -146,7 +146,7 @@ def _write(
     *,
     as_published: bool = False,
 ) -> None:
-    """Write config and tensors; `shared` are those of the target."""
+    """Write config and tensors; `shared` are the target's tensors."""
     write_file(folder / CONFIG, json.dumps(_config(head, model), indent=1).encode())
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     shapes = dict(spec.tensors())

@@ -21,7 +21,7 @@ TOKENIZER = "tokenizer.json"
 # Bytes of an entry in a table from token to id or back, and of a merge, each with the byte that a table adds.
 _TOKEN_ENTRY, _MERGE_ENTRY = 33, 17
 _TOKEN_BYTES, _ADDED_BYTES, _BASE_BYTES = 108, 420, 64 << 10  # for each token, for each added one, and once
-_PREFIX_BYTES = 385  # a unigram model's node for each beginning of tokens
+_PREFIX_BYTES = 385  # a unigram model has a node for every distinct prefix of tokens
 _READING_TOKEN, _READING_MERGE = 340, 460  # while the file is parsed, in addition to its bytes
 
 
@@ -33,7 +33,7 @@ class TokenizerMemory(NamedTuple):
 
 
 def tokenizer_memory(folder: Path) -> TokenizerMemory | None:
-    """Predict the memory of the tokenizer in a model's folder; None if there is none, or none that can be read."""
+    """Predict the memory of the tokenizer in a model's folder; None if there is none or it cannot be read."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
@@ -55,7 +55,7 @@ def tokenizer_memory(folder: Path) -> TokenizerMemory | None:
 
 
 def _table(entries: int) -> int:
-    """Return the places of a hash table, which is at most 7/8 full and has a power of two of them."""
+    """Return the number of slots of a hash table: a power of two, at most 7/8 of it full."""
     return 1 << math.ceil(math.log2(entries * 8 / 7)) if entries else 0
 
 

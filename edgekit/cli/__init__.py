@@ -84,7 +84,7 @@ _ELSEWHERE = {
 
 
 class Commands(click.Group):
-    """The group of all commands: those of the core, in this folder, and those that packages add."""
+    """The group of all commands: the core's, in this folder, and commands that packages add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*_core_commands(), *installed_commands()})

@@ -143,7 +143,7 @@ def write(text: str) -> None:
 
 
 def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None) -> dict[str, Any]:
-    """Collect an answer's seconds, tokens per second and bytes, predicted beside measured."""
+    """Collect an answer's seconds, tokens per second and bytes, each predicted and measured."""
     if runtime.artifact is None:
         return figures_of(None, timings, opened_s, runtime.speculation())
     return figures_of(runtime.artifact.plan, timings, opened_s, runtime.speculation(), runtime.memory())
@@ -192,7 +192,7 @@ def show_statistics(figures: dict[str, Any]) -> str:
         return "not known" if figures[name] is None else show_bytes(figures[name])
 
     predicted = "predicted" if figures["predicted_for"] is None else f"predicted for {figures['predicted_for']}:"
-    # The table has the private bytes of this opening, with prefixes and workers, in place of the planned ones.
+    # The table has the private bytes of this opening, with prefixes and workers, instead of the planned ones.
     private = "" if figures["memory"] else f", of it private {size('predicted_private_bytes')}"
     known = f", {figures['cached_tokens']} of them from cache" if figures["cached_tokens"] else ""
     lines = [

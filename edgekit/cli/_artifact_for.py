@@ -69,7 +69,7 @@ def check(entry: Path) -> None:
 
 
 def _is_answered_as_shipped(context: int | None) -> bool:
-    """Return whether the artifact of `demo` that comes with edgekit can answer here, and print what it is to stderr.
+    """Return whether the shipped artifact of `demo` can answer here; print a line about it to stderr.
 
     If not, a clone can export the model; elsewhere `TargetMissing` or `InvalidInput` is raised.
     """

@@ -1,7 +1,7 @@
 """A batch answered by the workers of a Ray cluster; the output file is written here, one line for each prompt.
 
-A worker that is lost takes its unfinished prompts with it, and Ray gives them to another: nothing is lost, and nothing
-is written twice, because an answer is written when its task has returned.
+If a worker is lost, Ray gives its unfinished prompts to another. No answer is lost or written twice, because an answer
+is written when its task has returned.
 """
 
 from __future__ import annotations

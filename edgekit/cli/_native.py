@@ -76,7 +76,7 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
 
 
 def _report(plan: Plan, before: int | None, memory: LoopMemory) -> MemoryReport:
-    """Put the loop's memory beside the plan's. `before`: private bytes of this process before the opening."""
+    """Compare the loop's memory with the plan's. `before`: private bytes of this process before the opening."""
     predicted = plan.estimate
     runtime = None if before is None or memory.engine is None else before + memory.engine
     pairs = (

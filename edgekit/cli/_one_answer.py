@@ -40,7 +40,7 @@ class RunOptions(Frozen):
         description="Generate with the native library (edgekit-native) instead of the Python loop; for artifacts of"
         " onnx and executorch.",
     )
-    stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
+    stats: bool = Field(default=False, description="Show predicted and measured time, speed and memory on stderr.")
     json_: Annotated[bool, Option(name="json")] = Field(
         default=False, description="Print one JSON object instead of streamed text."
     )

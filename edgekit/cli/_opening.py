@@ -26,8 +26,8 @@ class Opening(Frozen):
     sinks: Annotated[int, Field(ge=0)] = Field(default=0, description="First tokens that a window never drops.")
     keep: Annotated[str | None, Option(metavar="newest|scored", default="newest")] = Field(
         default=None,
-        description="What a window keeps beside the sinks: the newest tokens, or (scored) the newest half and those"
-        " older ones whose values score highest. Also the name of a scorer: valuediff, or by attention, on onnx,"
+        description="What a window keeps in addition to the sinks: the newest tokens, or (scored) the newest half and"
+        " the older ones whose values score highest. Also the name of a scorer: valuediff, or by attention, on onnx,"
         " snapkv.",
     )
     memory: Annotated[str | None, Option(metavar="SIZE")] = Field(
@@ -76,7 +76,7 @@ def adapter_of(given: str) -> tuple[str, Path | None]:
 
 
 def adapters_of(given: Sequence[str]) -> dict[str, Path]:
-    """Return the folders by name. Raises `InvalidInput` for a repeated NAME or one without PATH."""
+    """Return the folder of every NAME. Raises `InvalidInput` for a repeated NAME or one without PATH."""
     named = dict(adapter_of(each) for each in given)
     folders = {name: path for name, path in named.items() if path is not None}
     if len(folders) < len(given):

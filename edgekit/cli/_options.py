@@ -61,7 +61,7 @@ class PlanDevices(Frozen):
         default=(), description="A device profile by name or path, or `this`."
     )
     per_device: bool = Field(default=False, description="Choose a recipe for each device, instead of one for all.")
-    draft: str | None = Field(default=None, description="A draft model to run beside MODEL; its memory is planned too.")
+    draft: str | None = Field(default=None, description="A draft model to run with MODEL; its memory is planned too.")
     profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
 
     def names(self) -> list[str]:
@@ -147,7 +147,7 @@ def _name(model: type[BaseModel], field: str) -> str:
 
 
 def _option_of(kind: _Kind) -> Option:
-    """Return the annotation's first `Option`, with the first metavar of all of them."""
+    """Return the annotation's first `Option`, with the first metavar that any of its options has."""
     every = [each for each in kind.metadata if isinstance(each, Option)]
     metavar = next((each.metavar for each in every if each.metavar), "")
     return (every[0] if every else Option())._replace(metavar=metavar)

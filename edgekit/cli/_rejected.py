@@ -40,6 +40,6 @@ def show_quality(quality: Quality) -> str:
 
 
 def _nearest_ones(rejected: Sequence[Rejected]) -> Iterator[Rejected]:
-    """Yield the nearest option of each target and backend, in the given order of those."""
+    """Yield the nearest option of every target and backend, in their given order."""
     for place in dict.fromkeys((each.target, each.backend) for each in rejected):
         yield min((each for each in rejected if (each.target, each.backend) == place), key=distance)

@@ -39,8 +39,7 @@ class ExportFiles(Frozen):
     plan: Path | None = Field(default=None, description="Build this plan, as `edgekit plan -o` wrote it.")
     adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME=PATH")] = Field(
         default=(),
-        description="A LoRA adapter (a PEFT folder) to seal beside the model (run --adapter NAME); needs"
-        " --adapter-rank.",
+        description="A LoRA adapter (a PEFT folder) to seal with the model (run --adapter NAME); needs --adapter-rank.",
     )
     with_bom: bool = Field(
         default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
@@ -77,7 +76,7 @@ def command(
     """
     adapters = adapters_of(files.adapters)
     if len(devices.names()) == 1:
-        check_place(files.output)  # of several devices, each has its own place, which their plans name
+        check_place(files.output)  # with several devices, every plan names its own path
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
     if files.prepare:
@@ -147,7 +146,7 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
 def _checked(
     plans: list[Plan], output: Path, source: ModelSource
 ) -> tuple[list[tuple[Plan, Path]], dict[str, EdgekitError]]:
-    """The plans that can be built, with the place of each, and the errors of the others by device.
+    """Return every plan that can be built with the path of its artifact, and by device the errors of other plans.
 
     Raises the error where there is nothing to build.
     """

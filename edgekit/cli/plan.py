@@ -237,7 +237,7 @@ def _print_line(name: str, text: str) -> None:
 
 
 def _counted(rejected: tuple[Rejected, ...]) -> str:
-    """Count the rejected options: those that fit and those that do not."""
+    """Count the rejected options that fit, and those that do not."""
     failed = sum(1 for each in rejected if each.failures)
     parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
     return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"

@@ -23,7 +23,7 @@ from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES
 
 
 class QuantizeOptions(Frozen):
-    """The options of `quantize` beside calibration."""
+    """The options of `quantize` other than calibration."""
 
     recipe: Annotated[str | None, Option(short="r")] = Field(
         default=None,

@@ -224,7 +224,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Raise `BlockingIOError` if a process holds the folder; let none hold it during the block."""
+    """Raise `BlockingIOError` if a process holds the folder; during the block no process can hold it."""
     fcntl = file_locks()
     handle = os.open(place, os.O_RDONLY)
     try:

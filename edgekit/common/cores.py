@@ -17,7 +17,7 @@ class UsableCores(NamedTuple):
 
 
 def cores_allowed() -> int:
-    """Return the cores in this process's affinity mask; without one, those of the machine."""
+    """Return the cores in this process's affinity mask; without one, all cores of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

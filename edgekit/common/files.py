@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `path` atomically: a temporary file beside it, fsync, rename, fsync of the folder."""
+    """Write `path` atomically: a temporary file in its folder, fsync, rename, fsync of the folder."""
     with disk_full(path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -82,7 +82,7 @@ def footprint_of(process: int | str) -> int | None:
 def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
     """Return the resident bytes of mapped files other than libraries (the weights); None if the OS does not tell.
 
-    A place of a file that is mapped several times, as by sessions with adapters, has the same pages and counts once.
+    A part of a file that is mapped several times, as by sessions with adapters, has the same pages and counts once.
     """
     sizes, place = dict[str, int](), None
     try:

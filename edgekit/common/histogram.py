@@ -12,7 +12,7 @@ REQUEST_S = (
 
 
 class Histogram:
-    """Counts of values: `counts[i]` of those above `bounds[i - 1]` and at most `bounds[i]`; the last has no bound."""
+    """Counts of values: `counts[i]` is for values above `bounds[i - 1]` up to `bounds[i]`; the last has no bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = tuple(bounds), [0] * (len(bounds) + 1), 0.0

@@ -12,7 +12,7 @@ from typing import Any
 def lazy(
     package: str, modules: Mapping[str, Sequence[str]], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, whose names are those of its `modules`; `renamed`: names there."""
+    """Return a `__getattr__` for `package` that looks names up in its `modules`; `renamed`: their names there."""
     module_of = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:

@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
 
     @property
     def fp32_tflops(self) -> float:
-        """A multiplication and an addition per core and clock."""
+        """Return the float32 TFLOPS: a multiplication and an addition per core and clock."""
         return self.cores * 2 * self.core_clock_mhz * 1e6 / 1e12
 
 

@@ -123,7 +123,7 @@ class PipedProcess:
         return self._process.returncode or 0
 
     def last_error_line(self) -> str:
-        """Return its last line on stderr; empty if there is none or stderr was not kept."""
+        """Return the process's last line on stderr; empty if there is none or stderr was not kept."""
         if self._errors is None or self._errors.closed:
             return ""
         self._errors.seek(0)
@@ -242,7 +242,7 @@ class ChildProcess:
             process.close()
 
 
-class Completed(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a program: its exit code (negative: the signal), stdout, and the end of stderr."""
 
     code: int
@@ -272,7 +272,7 @@ class ProgramRunner:
         env: Mapping[str, str] | None = None,
         on_start: Callable[[int], None] | None = None,
         inherited_fd: int | None = None,
-    ) -> Completed:
+    ) -> CommandResult:
         """Run a command; all processes of its group are gone afterwards.
 
         Args:
@@ -299,7 +299,7 @@ class ProgramRunner:
                 code = process.wait(timeout_s)
             out.seek(0)
             err.seek(max(0, err.seek(0, os.SEEK_END) - errors_bytes))
-            return Completed(code, out.read(limit_bytes + 1), err.read())
+            return CommandResult(code, out.read(limit_bytes + 1), err.read())
 
     def stop(self) -> None:
         """Kill every running program; later ones are killed as soon as they start."""

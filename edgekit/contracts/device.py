@@ -15,7 +15,7 @@ from edgekit.common.bounds import Word
 from edgekit.common.units import parse_bytes, show_bytes
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
-HOST_RESERVE = 8  # an eighth of the RAM beside a GPU is kept for the system, a rule of thumb
+HOST_RESERVE = 8  # an eighth of the RAM of a GPU's host is kept for the system, a rule of thumb
 _APPLE_PREFIX = "com.apple.developer.kernel."
 
 
@@ -67,7 +67,7 @@ class SourcedBytes(Frozen):
 
 
 class SourcedNumber(Frozen):
-    """Any other figure; the field's name states the unit."""
+    """A figure that is not an amount of memory; the field's name states the unit."""
 
     value: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
     source: Title
@@ -113,7 +113,7 @@ class AppLimit(Frozen):
 class Budget(NamedTuple):
     """The bytes that one app may use, with the reason: `private_bytes` charged to it, `total_bytes` in RAM.
 
-    For a GPU with memory of its own, both are in that memory, and `host_bytes` are in the RAM beside it.
+    If a GPU has its own memory, both count that memory, and `host_bytes` counts the RAM of its host.
     """
 
     private_bytes: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Abilities(Frozen):
-    """The features that an engine supports; requests for others are refused by name."""
+    """The features that an engine supports; a request for another one is refused, and the error names it."""
 
     vocabulary: int
     max_states: int
@@ -37,7 +37,7 @@ class Abilities(Frozen):
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
-    kv_layers: tuple[int, ...] = ()  # layers whose keys and values `State.cached` hands out, beside `State.embedded`
+    kv_layers: tuple[int, ...] = ()  # whose keys and values `State.cached` hands out; `State.embedded` works then
     adapters: bool = False
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
@@ -126,12 +126,12 @@ class State(Protocol):
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:
         """Return keys and values of the cached tokens from `start` to `stop` in a layer of `abilities.kv_layers`.
 
-        They may be views of the cache, valid until the next call, and must not be changed; those of a narrow cache are
+        They may be views of the cache, valid until the next call, and must not be changed; from a narrow cache they are
         converted. Every cached token must have passed all layers.
         """
 
     def embedded(self, tokens: Sequence[int]) -> Floats:
-        """Return the embeddings [token, width] of any tokens as the first layer reads them; where `cached` works."""
+        """Return the embeddings [token, width] of any tokens as the first layer reads them. Works if `cached` does."""
 
     def save(self, start: int, stop: int) -> Segment:
         """Copy the KV of the cached tokens from `start` to `stop`.

@@ -45,7 +45,7 @@ class KVEvictionPolicy(Frozen):
 
     A full window drops `block` tokens: the oldest after the sinks (`keep` newest), or the spans of `SPAN` tokens that
     the scorer `keep` values least, outside the newest `protected` tokens. Between `window - block` and `window` tokens
-    are then cached. The places of evictions depend on the policy alone, and the dropped tokens on what is cached there,
+    are then cached. Positions of evictions depend on the policy alone, and the dropped tokens on what is cached there,
     so the tokens that position p attends to depend only on the text before p and the policy.
     """
 

@@ -26,7 +26,7 @@ class LoopMemory(Protocol):
 
     weights: int | None  # resident pages of mapped files
     engine: int | None  # private: what opening took
-    cache: int  # once it is full
+    cache: int  # bytes of a full cache
     cache_used: int
     activations: int | None  # private: what was taken since, without the cache
     process_private: int | None

@@ -300,7 +300,7 @@ def weights_store(root: Path | None = None) -> ContentStore:
 
 
 def find_weights(store: ContentStore, sha256: str) -> NeutralWeights | None:
-    """Open the stored weights of this hash; none drops them while the returned object exists. None: there are none."""
+    """Open the stored weights with this hash, or None. They are not dropped while the returned object exists."""
     for folder in store.folders():
         try:
             if is_neutral(folder) and read_manifest(folder).weights_sha256 == sha256:

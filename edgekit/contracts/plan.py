@@ -39,8 +39,8 @@ NOT_MADE_YET = (
     " rounds weights to the nearest (rtn), which loses more"
 )
 ROUNDED = "weights were rounded to the nearest (rtn); calibrated, gptq loses less (--effort normal)"
-# The largest mean KL, in nats, that a narrow KV cache may cost to be offered: about that of weights rounded to 4 bits
-# without calibration.
+# The largest mean KL, in nats, that a narrow KV cache may cost to be offered: about as much as weights rounded to
+# 4 bits without calibration.
 MAX_KV_KL = 0.2
 _MAX_NOTES, _MAX_CANDIDATES = 1000, 10_000
 # Assumed if a tokenizer's file was not read: bytes a token (286 to 381 were measured), and their multiple to read it.
@@ -53,7 +53,7 @@ class MemoryFacts(Frozen):
     mapped_share: Factor  # of the stored weights, mapped from files and never copied
     private_share: Factor  # of the stored weights, copied into private memory
     runtime_bytes: FileBytes  # interpreter, vendor library
-    library_bytes: FileBytes = 0  # the part of them that does not exist yet while the tokenizer is read
+    library_bytes: FileBytes = 0  # the part of the runtime's bytes that does not exist yet while the tokenizer is read
     deriving_bytes: FileBytes = 0  # what derives graphs for a cache of fewer than 32 bits, or for adapters
     # The open tokenizer, and the extra bytes while its file is parsed. None: the file was not read yet.
     tokenizer_bytes: FileBytes | None = None
@@ -81,11 +81,11 @@ class MemoryFacts(Frozen):
     inner_copies: Factor = 3.0
     head_copies: Factor = 2.0
     own_input_copies: Factor = 4.0  # of the inputs that all layers have of their own, per token (Gemma 4)
-    # Copies of the recurrent part of each sequence that a step holds beside those of its state.
+    # Extra copies of a sequence's recurrent state that one step allocates.
     recurrent_copies: Factor = Field(0.0, exclude_if=lambda value: not value)
     reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
-    running_bytes: FileBytes = 0  # allocated once by the first step, beside the activations
-    # Layers on a GPU: in memory of its own, copied into the memory that it shares, or mapped there from the file.
+    running_bytes: FileBytes = 0  # allocated once by the first step, in addition to the activations
+    # Layers on a GPU: in its own memory, copied into the memory that it shares, or mapped there from the file.
     gpu_memory: Literal["own", "shared", "mapped"] | None = None
     fixed_buffers: bool = False  # True: activations and one cache have the planned size, whatever a caller requests
     cache_at_opening: bool = False  # True, with fixed buffers: opening decides the size of the cache
@@ -100,11 +100,11 @@ class MemoryFacts(Frozen):
     exact_scores: bool = False
     position_bytes: FileBytes = 0  # mapped per position of the context: rotary tables
     looked_up_bytes: FileBytes = 0  # mapped per position: rows of a tied embedding, at most the whole table
-    # Per-layer embeddings stay in the mapped file: bytes that a position maps beside its row. None: held as weights.
+    # Per-layer embeddings stay in the mapped file: bytes mapped per position on top of its row. None: held as weights.
     own_row_bytes: FileBytes | None = None
     adapted_linear_bytes: Count = 0  # of the sessions with adapters, per adapted linear
     exit_copies: bool = False  # True: each exit has copies of its layers and the head
-    disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept beside the original
+    disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept in addition to the original
     cached_share: Factor = 0.0  # the part of `disk_share` that lies in the cache of a device that opens the artifact
     source: Text
 
@@ -123,7 +123,7 @@ class SpeedFacts(Frozen):
     # Of peak compute, by number type; the first type with a known peak is used.
     prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
     step_overhead_s: Factor = 0.0
-    # By cache bits: the rate at which its bytes are read, over that of weights; 1 where it is not stated. Narrow caches
+    # By cache bits: how fast its bytes are read, relative to bytes of weights; 1 if it is not stated. Narrow caches
     # take arithmetic, so a quarter of the bytes is not read in a quarter of the time.
     cache_shares: tuple[tuple[Annotated[int, Field(ge=1, le=64)], Annotated[float, Field(gt=0, le=1)]], ...] = ()
     source: Text
@@ -293,18 +293,18 @@ class Plan(Frozen):
 
     @property
     def rescaled_by(self) -> str | None:
-        """The recipe or method that scaled the inputs which adapters read, so that none fits; None if nothing did."""
+        """The recipe or method that scaled the inputs of adapters, so that no adapter fits; None if nothing did."""
         if self.recipe.smooth:
             return f"recipe {self.recipe.name}"
         return "awq" if self.quantisation and self.quantisation.method == "awq" else None
 
     @property
     def source_notes(self) -> tuple[str, ...]:
-        """Notes on the source, to show beside every quality figure."""
+        """Notes on the source, to show with every quality figure."""
         return source_notes(self.quantised_as, self.recipe)
 
     def offered_kv_bits(self, kv_bits: Sequence[int]) -> tuple[int, ...]:
-        """Return those of an engine's cache widths that do not cost too much; the planned one in any case."""
+        """Return the cache widths of an engine that do not cost too much, and the planned one in any case."""
         costly = dict(self.costly_kv)
         return tuple(bits for bits in kv_bits if bits not in costly or bits == self.storage.kv_bits)
 

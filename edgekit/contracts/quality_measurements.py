@@ -86,7 +86,7 @@ def write_quality_fact(fact: QualityFact) -> bool:
 
 
 def read_quality_facts(config_sha256: str, model: str) -> QualityFacts:
-    """Read all facts of a model; those that cannot be read are skipped."""
+    """Read all facts of a model, skipping unreadable ones."""
     facts: dict[tuple[str, str, str, str], QualityFact] = {}
     folder = _folder(config_sha256, model)
     for path in sorted(folder.glob("*.json"))[:_MAX_FACTS] if folder.is_dir() else ():

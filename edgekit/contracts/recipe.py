@@ -122,7 +122,7 @@ class Rule(Frozen):
 
 
 class RulesByName(NamedTuple):
-    """Rules, the place of the first one for each plain name, and the places and patterns of those with wildcards."""
+    """Rules, with the index of the first one for every plain name, and the index and pattern of any with wildcards."""
 
     rules: tuple[Rule, ...]
     names: dict[str, int]
@@ -285,7 +285,7 @@ FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
 # Placeholder for the recipe of a quantised source, which depends on its files (edgekit.quant.own_integers).
 KEEP = Recipe(name="keep", rules=(), keeps="the source's own integers")
 
-# Vendors' formats are not packed from neutral weights, so they are used only if requested by name.
+# Vendors' formats are not packed from neutral weights, so they are used only if a request names them.
 NATIVE_RECIPES: dict[str, Recipe] = {
     kind: Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))
     for kind, group in _NATIVE_GROUPS

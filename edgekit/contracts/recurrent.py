@@ -88,7 +88,7 @@ def recurrent_bytes(model: ModelSpec, capacity_tokens: int) -> int:
 
 
 def step_part_bytes(model: ModelSpec, copies: float, sequences: int, spare: int) -> int:
-    """Return the bytes of recurrent parts that a step holds beside those of the states: `copies` of each sequence's.
+    """Return the extra bytes of recurrent state that one step allocates: `copies` per sequence.
 
     A prompt is read for one sequence. A step of all sequences leaves `spare` bytes of a prompt's activations to them.
     """

@@ -1,4 +1,4 @@
-"""Bytes of weights as a target stores them; and what of them is read by rows, and which caches are shared (Gemma 4)."""
+"""Bytes of weights as a target stores them. Also says which tensors are read by rows, and which caches are shared."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def rows_read_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens
 
 
 def sharing_notes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> Iterator[str]:
-    """Yield what is read by rows and what is shared."""
+    """Yield notes: which tensors are read by rows, and which caches are shared (Gemma 4)."""
     by_rows = by_rows_bytes(model, recipe, facts)
     if by_rows:
         row = show_bytes(by_rows // layer_table(model).shape[0])

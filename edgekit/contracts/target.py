@@ -38,10 +38,10 @@ class Offer(Frozen):
     encoders: bool = False
     gpu_layers: int | None = None  # the most that can run on a GPU, the head as one; None: layers cannot be divided
     hidden_states: bool = False  # for a drafting head that is sealed with the model
-    embeddings: bool = False  # are looked up for a head that has none
+    embeddings: bool = False  # True: the engine looks embeddings up for a drafting head that has none
     memory: MemoryFacts
     speed: SpeedFacts
-    only_by_name: bool = False  # considered only if its target is requested by name, e.g. a target for checks
+    only_by_name: bool = False  # considered only if a request names its target, e.g. a target for checks
     # Exporting a random model takes seconds, so the engine can be timed on `this`. Once timed, its speed decides
     # between targets, even if `only_by_name`.
     can_be_timed: bool = False
@@ -133,7 +133,7 @@ class Target:
         return None
 
     def input_blocks(self, weights: NeutralWeights) -> Mapping[str, int] | None:
-        """Return by module how many of its inputs share a scale when the engine rounds them to 8 bits.
+        """Return for every module how many of its inputs share a scale when the engine rounds them to 8 bits.
 
         Modules that are left out take floats. None: all inputs of a token share one scale.
         """

@@ -22,7 +22,7 @@ PROFILE_ENDINGS = (".yaml", ".yml")
 
 
 def all_profiles(folders: Sequence[Path] = ()) -> dict[str, DeviceProfile]:
-    """Read every installed profile and those in `folders`, by name, without `this`."""
+    """Read every installed profile and those in `folders`, keyed by name, without `this`."""
     return {name: read_profile(file) for name, file in sorted(profile_files(folders).items())}
 
 
@@ -33,7 +33,7 @@ def builtin_folder() -> Traversable:
 
 
 def _installed_folders() -> list[Traversable]:
-    """Return the folders of profiles: the built-in one, then those of installed packages."""
+    """Return the folders of profiles: the built-in one, then the folders of installed packages."""
     return [builtin_folder(), *(files(entry.value) for entry in entry_points(group="edgekit.profiles"))]
 
 
@@ -56,7 +56,7 @@ class UnknownDevice(UnknownName):
 
 
 def profile_files(folders: Sequence[Path]) -> dict[str, Traversable]:
-    """Return the file of every profile, by name."""
+    """Return the file of every profile, keyed by name."""
     profiles: dict[str, Traversable] = {}
     for folder in folders:
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The base class of engines: checks, refusals and bookkeeping, the same on every target. `state` has that of states.
+"""The base class of engines: checks, refusals and bookkeeping, the same on every target. States: see `state`.
 
 A target's engine describes a state's storage (`form`, `parts`), starts states and runs checked chunks; a target's
 state moves keys and values. Both may assume that arguments are valid and nothing is closed.

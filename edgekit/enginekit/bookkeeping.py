@@ -54,7 +54,7 @@ class Held:
             least = stop
 
     def check_scores(self, start: int) -> None:
-        """Raise `InvalidInput` unless there are tokens from `start` on, all of which have passed every layer."""
+        """Raise `InvalidInput` unless there are tokens from `start` on, and every token has passed all layers."""
         self.check_open()
         if not 0 <= start < self.length or self.deep != self.length:
             raise InvalidInput(f"cannot score tokens from {start} on; the state holds {self.deep}")

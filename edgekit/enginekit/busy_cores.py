@@ -94,5 +94,5 @@ class _Settled:
             self._try(self.threads // 2)
             return
         else:
-            self._usual = before  # what made calls slow, such as a longer text, is usual from now on
+            self._usual = before  # a lasting cause of slow calls, such as a longer text, is usual from now on
         self.threads = self.settled

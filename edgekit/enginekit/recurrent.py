@@ -31,7 +31,7 @@ MOST_UNCERTAIN = 16
 
 
 def in_own_pages(values: Values) -> Values:
-    """Copy arrays into one mapping. Its memory goes back to the OS with the copies; that of a heap may stay."""
+    """Copy arrays into one mapping. Its memory goes back to the OS with the copies, while memory of a heap may stay."""
     sizes = [each.nbytes for each in values]
     pages, starts = mmap(-1, sum(sizes)), accumulate([0, *sizes])
     copies = [
@@ -135,7 +135,7 @@ class RecurrentPart:
         self._checkpoints[position] = self._read()
 
     def tokens(self, start: int, stop: int) -> array[int]:
-        """Return the tokens of these positions."""
+        """Return the tokens at these positions."""
         return self._tokens[start - self._start : stop - self._start]
 
     def checkpoints(self, start: int, stop: int) -> dict[int, Values]:
@@ -233,7 +233,7 @@ def _call(chunk: Chunk, piece: ReplayPiece, first: int) -> Chunk:
 
 
 def _keep_features(chunk: Chunk, call: Chunk, first: int) -> None:
-    """Copy what a call that replayed gave of the chunk's own tokens; other calls wrote it in place."""
+    """Copy the features of the chunk's tokens out of a call that replayed others; plain calls wrote them in place."""
     if chunk.features is not None and call.features is not None and first < 0:
         own = call.features[-first:]
         chunk.features[: len(own)] = own

@@ -176,7 +176,7 @@ class StateBase(ABC):
         """Append arrays from `_read` after the last token. The caller then updates the length."""
 
     def _read_recurrent(self) -> Values:
-        """Copy the recurrent part; only for engines that run such models."""
+        """Copy the recurrent part; only for engines that run models with one."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
 
     def _write_recurrent(self, values: Values) -> None:

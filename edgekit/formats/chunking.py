@@ -43,9 +43,9 @@ _OTHERS = _Grain(16 << 10, 256 << 10, (64 << 10) - 1)
 
 
 def cut_file(path: Path, tensors: Sequence[TensorBytes] = ()) -> list[int]:
-    """Return the sizes of a file's chunks. `tensors`: places of tensors, for formats that are not known here.
+    """Return the sizes of a file's chunks. `tensors`: byte ranges of tensors, for formats that are not known here.
 
-    The same bytes and places always give the same chunks.
+    The same bytes and ranges always give the same chunks.
     """
     size = path.stat().st_size
     if size == 0:
@@ -124,7 +124,7 @@ def _hash_places(data: mmap.mmap, start: int, stop: int, mask: int) -> Iterator[
 
 
 def _rolling(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return the gear hash at each place: the sum over the last 32 bytes of number << distance, modulo 2**32."""
+    """Return the gear hash at every offset: the sum over the last 32 bytes of number << distance, modulo 2**32."""
     hashes: Any = _numbers()[values]
     width = 1
     while width < _WINDOW:

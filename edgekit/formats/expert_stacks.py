@@ -48,7 +48,7 @@ class ExpertStacks(DerivedTensors):
     Has the methods of `TensorFolder` that quantisers and references use; `floats` dequantises MXFP4.
     """
 
-    integer_formats: Mapping[str, IntegerFormat] = {}  # of tensors that are integers with scales: none are
+    integer_formats: Mapping[str, IntegerFormat] = {}  # by tensor; none of them is integers with scales
 
     def __init__(self, folder: TensorFolder) -> None:
         super().__init__(folder)

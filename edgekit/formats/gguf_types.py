@@ -87,7 +87,7 @@ def _q8_0(blocks: ByteArray) -> Floats:
 
 
 def _crumbs(packed: ByteArray) -> ByteArray:
-    """Unpack four 2-bit values per byte, [n, 64] to [n, half, bit pair, 32], lowest bits first."""
+    """Unpack four 2-bit values per byte, from [n, 64] to [n, half, bit pair, 32], lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     return (packed.reshape(len(packed), 2, 1, 32) >> shifts & 3).astype(np.uint8, copy=False)
 

@@ -26,7 +26,7 @@ class IntegerFormat(NamedTuple):
 
 
 class IntegerRows(NamedTuple):
-    """Rows of such a matrix: integers [rows, in] and float32 scales [rows, in/group]."""
+    """Rows of a packed matrix, unpacked: integers [rows, in] and float32 scales [rows, in/group]."""
 
     integers: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -40,7 +40,7 @@ class IntegerRows(NamedTuple):
 
 
 def held_group(bits: int, group: int, inputs: int) -> int | None:
-    """Return the group size with which neutral weights store such rows without rounding.
+    """Return the group size with which neutral weights store packed rows without rounding.
 
     Groups above 128 are split, and their scale is repeated. None: one scale per row, only with 8 bits. Raises
     `ValueError` if no group of 32, 64 or 128 divides the given one.

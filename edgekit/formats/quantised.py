@@ -48,7 +48,7 @@ class _Matrix(NamedTuple):
 
 
 class DerivedTensors:
-    """Tensors of a folder, some of which are made from others, under names of their own in `entries`."""
+    """The tensors that `entries` names: stored ones of a folder, and others that are made from those."""
 
     def __init__(self, folder: TensorFolder) -> None:
         self._folder, self.files = folder, folder.files
@@ -101,7 +101,7 @@ class QuantisedTensors(DerivedTensors):
         matrix, rows = self._matrices[name], rows or slice(None)
         self._check(matrix, rows)
         found = _READERS[self._scheme.layout](self._folder, matrix, rows)
-        if not (np.abs(found.scales) <= _MAX_SCALE).all():  # neither is NaN
+        if not (np.abs(found.scales) <= _MAX_SCALE).all():  # NaN fails too
             raise InvalidInput(
                 f"{self._where}: {quote_short(name)}: holds a scale that is not finite or above 2^64; is it damaged?"
             )

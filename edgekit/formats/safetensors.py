@@ -201,7 +201,7 @@ class TensorFolder:
         return TensorFolder(self.files, entries, {rename(name): shard for name, shard in self._shard_of.items()})
 
     def beside(self, files: Mapping[str, Path]) -> TensorFolder:
-        """Return these tensors and those of other files, whose names begin with the file's key and a dot."""
+        """Return these tensors and those in other files, whose names get the file's key and a dot as prefix."""
         merged = TensorFolder({**self.files, **files}, dict(self.entries), dict(self._shard_of))
         for key, path in files.items():
             entries = {f"{key}.{name}": entry for name, entry in read_header(path).items()}

@@ -1,1 +1,1 @@
-"""Methods: one file each over a public seam, found through entry points, as those of other packages are."""
+"""Methods: one file each over a public seam, loaded through entry points like the methods of other packages."""

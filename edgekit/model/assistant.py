@@ -1,8 +1,8 @@
 """Reads the config of Gemma 4's assistant: a few layers that draft with the model's own keys and values.
 
-It has queries alone. Each of its layers attends to the last layer of the model that stores keys and values of the same
-kind, sliding or full. Its head has a row for each token: a small assistant reads only the likeliest of many clusters of
-rows, and another is sealed with rows for the likeliest tokens alone.
+The assistant computes only queries. Each of its layers attends to the last layer of the model that stores keys and
+values of the same kind, sliding or full. Its head has a row for each token: a small assistant reads only the likeliest
+of many clusters of rows; any other is sealed with rows for only the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_assistant(config: dict[str, Any], place: Path, target: ModelSpec) -> He
 
 
 def _layer_config(text: dict[str, Any], place: Path) -> dict[str, Any]:
-    """Return the config of the layers as if each had keys and values, whose shapes are those of the model's."""
+    """Return the config of the layers as if each had keys and values, in the shapes of the model's."""
     count, shared = text.get("num_hidden_layers"), text.get("num_kv_shared_layers")
     if shared not in (None, 0, count):
         raise Unsupported(
@@ -91,7 +91,7 @@ def _check_target(place: Path, config: dict[str, Any], layer: ModelSpec, target:
 
 
 def _clusters(config: dict[str, Any], place: Path, layer: ModelSpec) -> tuple[int | None, int | None]:
-    """Return the number of clusters of rows, and how many of them are read; None for a head without."""
+    """Return the number of clusters of rows, and how many of them are read; None for a head without clusters."""
     if not config.get("use_ordered_embeddings"):
         return None, None
     count, active = config.get("num_centroids"), config.get("centroid_intermediate_top_k")

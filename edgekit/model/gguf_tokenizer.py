@@ -1,7 +1,7 @@
 """Converts a GGUF file's tokenizer to Hugging Face's files, and checks the result against the file.
 
 Two kinds are supported: byte-level BPE (`gpt2`), with the pre-tokenizer that `tokenizer.ggml.pre` names, and
-SentencePiece (`llama`), whose merges follow from the scores of its tokens. Others are refused by name.
+SentencePiece (`llama`), whose merges follow from the scores of its tokens. The error for any other kind names it.
 """
 
 from __future__ import annotations

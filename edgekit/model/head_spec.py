@@ -2,11 +2,11 @@
 
 Every kind pairs the embedding of token i + 1 with the target's hidden state of token i, and proposes token i + 2:
 
-- `eagle3`: `fc` joins hidden states after several layers of the target. Queries, keys and values read the embedding
-  beside them; a drafted token reads the head's own output in their place.
-- `mtp`: `fc` joins the embedding and one hidden state, that after the target's last norm, and a plain layer follows. A
-  drafted token reads the head's own normed output in its place. Embedding, head and last norm are the target's.
-- `assistant`: `pre_projection` joins the same two, and several narrower layers follow that have queries alone: they
+- `eagle3`: `fc` joins hidden states after several layers of the target. Queries, keys and values also
+  read the embedding; a drafted token reads the head's own output instead.
+- `mtp`: `fc` joins the embedding and the hidden state after the target's last norm, and a plain layer follows. A
+  drafted token reads the head's own normed output instead. Embedding, head and last norm are the target's.
+- `assistant`: `pre_projection` joins the same two, and several narrower layers follow that compute only queries: they
   attend to keys and values of the target's layers. `post_projection` gives the hidden state that a drafted token reads.
   Rows of its head may be in clusters, of which only the likeliest are read.
 """
@@ -58,7 +58,7 @@ class HeadSpec(Frozen):
 
     @property
     def head_type(self) -> str:
-        """The type of the sealed head's rows; of clusters few are read, and turned to float32 then."""
+        """The number type of the sealed head's rows. Of clusters only a few rows are read, then made float32."""
         return "F16" if self.clusters else "F32"
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -100,10 +100,10 @@ class HeadSpec(Frozen):
 class HeadConfig(NamedTuple):
     """The fields of a head's config, and where its tensors are."""
 
-    layer_config: dict[str, Any]  # the sizes of its layers, in transformers' fields
+    layer_config: dict[str, Any]  # the sizes of the head's layers, in transformers' fields
     sizes: dict[str, Any]  # the fields of `HeadSpec` that follow from it
-    prefix: str = ""  # of its tensors' names; others are those of a model in the same files
+    prefix: str = ""  # of its tensors' names; names without it belong to a model in the same files
     from_target: tuple[str, ...] = ()  # tensors that it shares with its target, and that its files do not hold
     renamed: Mapping[str, str] = {}  # beginnings of names in its files → in `HeadSpec.tensors`
-    beside: tuple[str, ...] = ("d2t", "t2d")  # tensors that its files may hold too
+    beside: tuple[str, ...] = ("d2t", "t2d")  # further tensors that its files may hold
     all_rows: bool = False  # its head has a row for each of the target's tokens, in their order

@@ -1,7 +1,7 @@
 """Reads drafting heads, as safetensors: EAGLE-3 heads, MTP parts, Gemma 4's assistants, and all of them sealed.
 
 `eagle3`, `mtp` and `assistant` read their configs. Every size is checked against the target model before a weight is
-read, and tensors without a use are refused by name.
+read, and an error names any tensor without a use.
 """
 
 from __future__ import annotations

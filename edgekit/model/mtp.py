@@ -76,5 +76,5 @@ def _layer_config(config: dict[str, Any], place: Path, target: ModelSpec) -> dic
 
 
 def _shape(model: ModelSpec) -> tuple[str, int, int]:
-    """Return what a part and its model have in common."""
+    """Return the sizes that a part and its model have in common."""
     return model.family, model.hidden_size, model.vocab_size

@@ -98,9 +98,9 @@ class Layer(Frozen):
     has_values: bool = True  # False where values are the keys before their norm, and v_proj is not stored (Gemma 4)
     experts: bool = False  # a mixture-of-experts feed-forward
     intermediate_size: Size | None = None  # where it differs from the model's (Gemma 3n/4)
-    # Taps of a gated short convolution in place of attention (LFM2); such a layer stores no keys and values.
+    # Taps of a gated short convolution instead of attention (LFM2); such a layer stores no keys and values.
     conv_taps: Annotated[int, Field(ge=2, le=64)] | None = Field(None, exclude_if=lambda value: value is None)
-    # Linear attention in place of attention; also without keys and values.
+    # Linear attention instead of attention; also without keys and values.
     delta_rule: DeltaRule | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
@@ -120,7 +120,7 @@ class Layer(Frozen):
 
 
 class ClampedSwiglu(Frozen):
-    """A gated unit in place of activation × up (gpt-oss): `gate × sigmoid(alpha × gate) × (up + 1)`.
+    """A gated unit instead of activation × up (gpt-oss): `gate × sigmoid(alpha × gate) × (up + 1)`.
 
     The gate is cut off above `limit`, and up on both sides.
     """
@@ -135,9 +135,9 @@ class Experts(Frozen):
     count: Size
     active: Size
     intermediate_size: Size
-    # As Mixtral, Qwen3, LFM2, Gemma 4 (beside a dense one) and gpt-oss store them.
+    # As Mixtral, Qwen3, LFM2, Gemma 4 (with a dense one as well) and gpt-oss store them.
     layout: Literal["w1w2w3", "separate", "feed_forward", "fused", "stacks"]
-    # The shares of a token's active experts sum to one; otherwise those of all experts do, if a softmax gives them.
+    # The shares of a token's active experts sum to one. If not, and a softmax gives them, the shares of all experts do.
     normalise: bool = Field(True, exclude_if=lambda value: value)
     scoring: Literal["softmax", "sigmoid"] = Field("softmax", exclude_if=lambda value: value == "softmax")
     biased: bool = Field(False, exclude_if=lambda value: not value)  # a stored bias is added to choose experts (LFM2)
@@ -193,7 +193,7 @@ class Reranking(Frozen):
     """The way a model scores a document for a query.
 
     `classifier`: a pair of texts gives one logit. `qwen3`: after Qwen3-Reranker's prompt the score is the logit of one
-    token, `yes`, less that of another, `no`.
+    token, `yes`, less the logit of another, `no`.
     """
 
     kind: Literal["classifier", "qwen3"]

@@ -1,6 +1,6 @@
 """Rotary frequencies of all kinds of rope for a planned context. Pure arithmetic.
 
-They equal those of transformers for the same config.
+They equal the frequencies of transformers for the same config.
 """
 
 from __future__ import annotations

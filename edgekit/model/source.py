@@ -103,7 +103,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     """Open a model: a folder, a GGUF file, a hub id or a bundled name.
 
     Weights that are present must agree with `config.json`, tensor by tensor. `need_weights` requires them, and
-    downloads those of a hub id. `offline` only reads the hub's cache.
+    downloads the files of a hub id. `offline` only reads the hub's cache.
     """
     text = str(model)
     path = Path(model)
@@ -163,7 +163,7 @@ def open_tensors(weights: Path) -> SourceTensors:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Return the config beside weights; empty where there is none."""
+    """Return the config in the folder of the weights; empty if there is none."""
     return parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)) if path.is_file() else {}
 
 
@@ -234,7 +234,7 @@ def _has_weights(folder: Path) -> bool:
             "weight_map"
         )
         names = {name for name in shards.values() if isinstance(name, str)} if isinstance(shards, dict) else set()
-        # A name that is not a plain file name counts as present: opening the shards refuses it by name.
+        # A name that is not a plain file name counts as present: opening the shards refuses it and names it.
         return all(Path(name).name != name or "\0" in name or (folder / name).exists() for name in names)
     return len(list(folder.glob("*.safetensors"))) == 1
 

@@ -49,7 +49,7 @@ class ModelSpec(Frozen):
     value_norm: bool = Field(False, exclude_if=lambda value: not value)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
-    # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales the head's output (Qwen3.5).
+    # In q_proj, every head's rows are followed by the rows of a gate, whose sigmoid scales the head's output (Qwen3.5).
     attention_gate: bool = Field(False, exclude_if=lambda value: not value)
     # Each head has a learnt logit in its softmax, which takes a share of the weights and has no value (gpt-oss).
     attention_sinks: bool = Field(False, exclude_if=lambda value: not value)
@@ -104,7 +104,7 @@ class ModelSpec(Frozen):
 
     @property
     def vector_size(self) -> int:
-        """The number of values of a text's vector: those of a hidden state, or of the last dense layer."""
+        """The number of values of a text's vector: the width of a hidden state, or of the last dense layer."""
         dense = self.embedding.dense if self.embedding else ()
         return dense[-1].outputs if dense else self.hidden_size
 
@@ -135,7 +135,7 @@ class ModelSpec(Frozen):
         return next((other for other in owners if self.layers[other].kind == layer.kind), -1)
 
     def _reads_other_shapes(self, index: int) -> bool:
-        """Return True if a layer's keys and values would be those of a layer with other shapes, or of none."""
+        """Return True if a layer that shares a cache would read a cache of other shapes, or none."""
         owner, layer = self.kv_owner(index), self.layers[index]
         found = self.layers[owner]
         return owner < 0 or (found.kv_heads, found.head_dim) != (layer.kv_heads, layer.head_dim)

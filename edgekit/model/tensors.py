@@ -1,4 +1,4 @@
-"""A tensor as published checkpoints store it, and the names of modules. `ModelSpec.tensors` lists those of a model."""
+"""A tensor as published checkpoints store it, and the names of modules. `ModelSpec.tensors` lists a model's tensors."""
 
 from __future__ import annotations
 

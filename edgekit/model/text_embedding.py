@@ -75,7 +75,7 @@ def read_text_embedding(folder: Path, fields: Fields, spec: ModelSpec) -> TextEm
 
 
 def dense_weights(folder: Path) -> dict[str, Path]:
-    """Return the weights of dense layers beside a model, by the names of their folders."""
+    """Return the weights of the dense layers that follow a model, keyed by folder name."""
     return {path.parent.name: path for path in sorted(folder.glob("[0-9]_Dense/model.safetensors"))}
 
 

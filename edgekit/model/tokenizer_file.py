@@ -79,7 +79,7 @@ def _keep_no_words(tokenizer: Tokenizer) -> None:
 
 
 def _has_prefix(data: bytes) -> bool:
-    """Return True if any such field has a value. `find` reads a large file four times as fast as a pattern does."""
+    """Return True if any field of a prefix has a value. `find` reads a large file four times as fast as a pattern."""
     place = data.find(_NAME)
     while place >= 0 and not _VALUE.match(data, place + len(_NAME)):
         place = data.find(_NAME, place + 1)
@@ -103,7 +103,7 @@ def _check_merges(data: bytes, where: str) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; of two fields with one name, readers take different ones."""
+    """Make an object; refuse a repeated field, of which different readers would take different values."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise ValueError("a field stands twice in one object")

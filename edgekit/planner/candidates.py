@@ -29,7 +29,7 @@ def chunk_tokens(model: ModelSpec, setting: ContextConfig) -> int:
 
 
 class PlanSubject(NamedTuple):
-    """The model to plan, its origin, and the draft model beside it."""
+    """The model to plan, its origin, and its draft model if there is one."""
 
     model: ModelSpec
     source: str
@@ -134,7 +134,7 @@ def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: ContextConfig, 
 
 
 def is_only_listed(offer: Offer, request: PlanRequest) -> bool:
-    """Return True if no setting makes the offer eligible: it is refused, or its target must be requested by name."""
+    """Return True if no setting makes the offer eligible: it is refused, or the request must name its target."""
     return offer.refusal is not None or _is_unnamed(offer, request)
 
 
@@ -216,7 +216,7 @@ def over_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> int:
 
 
 def allowed_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> tuple[int, str]:
-    """Return the private bytes that a plan may use, and why; beside a GPU with memory of its own those in RAM."""
+    """Return the private bytes that a plan may use, and why; if a GPU has its own memory, the bytes in RAM."""
     if estimate.gpu_bytes is None or budget.host_bytes is None:
         return min(budget.private_bytes, request.max_memory or budget.private_bytes), budget.why
     room = show_bytes(budget.host_bytes)

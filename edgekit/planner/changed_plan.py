@@ -11,7 +11,7 @@ SHARES = ("mapped_share", "private_share", "disk_share")
 
 
 def with_facts(plan: Plan, memory: MemoryFacts, recipe: Recipe | None = None) -> Plan:
-    """Return the plan with these facts and this recipe. Each class of its estimate changes by what they predict."""
+    """Return the plan with these facts and this recipe. Every class of its estimate changes as they predict."""
     after = plan.model_copy(update={"memory": memory, "recipe": recipe or plan.recipe})
     before, now = _predicted(plan), _predicted(after)
     changed = {

@@ -29,7 +29,7 @@ class TimedEngines(NamedTuple):
         return self.speeds.get(offer.target)
 
     def price(self, model: ModelSpec, offer: Offer, device: DeviceProfile) -> Offer:
-        """Return the offer with its measured speed. A timed engine need not be requested by name."""
+        """Return the offer with its measured speed. A request need not name a timed engine."""
         timed = self.of(offer, device)
         if timed is None:
             return offer

@@ -1,4 +1,4 @@
-"""Divides a model between a GPU and the processor beside it: how many layers fit, and what each side then holds.
+"""Divides a model between a GPU and the host's processor: how many layers fit, and what each side then holds.
 
 Layers are counted as llama.cpp counts them: the head is one, and with it the last layers run on the GPU.
 """
@@ -14,7 +14,7 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.stored_weights import tensor_bytes
 from edgekit.model.spec import ModelSpec
 
-# Reads of the RAM beside a GPU, which profiles do not state: two channels of DDR4-3200, of which 80 % are used.
+# Bandwidth of the RAM of a GPU's host, which profiles do not state: 80 % of two channels of DDR4-3200.
 HOST_READ_BYTES_S = 41e9
 NEVER_RUN = "never run by us"
 
@@ -86,7 +86,7 @@ def most_that_fit(
 ) -> int:
     """Return the largest number of layers that fit in a GPU's own memory. Memory that is shared holds all of them.
 
-    `estimate` is that of a processor alone.
+    `estimate` is the estimate for a processor alone.
     """
     if facts.gpu_memory != "own":
         return most
@@ -102,7 +102,7 @@ def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_byte
     seconds = 1 / speed.decode_tokens_per_s + beside / HOST_READ_BYTES_S - beside / bandwidth_bytes_s
     gigabytes = HOST_READ_BYTES_S / 1e9
     basis = f"{speed.basis}; {1 - share:.0%} of the weights are read in RAM at {gigabytes:g} GB/s, an assumption"
-    # Nothing is known of how fast the processor beside the card reads a prompt.
+    # How fast the host's processor reads a prompt is not known.
     update = {"decode_tokens_per_s": float(f"{1 / seconds:.3g}"), "basis": basis}
     return speed.model_copy(update={**update, "prefill_tokens_per_s": None, "first_token_s": None})
 

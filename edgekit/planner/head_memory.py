@@ -89,7 +89,7 @@ def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> 
 
 
 def with_head(estimate: Estimate, head: HeadSpec, mapped: int, private: int) -> Estimate:
-    """Return the estimate of a model with this head beside it."""
+    """Return the estimate of a model that runs with this head."""
     return estimate.model_copy(
         update={
             "mapped_weights_bytes": estimate.mapped_weights_bytes + mapped,

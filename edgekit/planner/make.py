@@ -126,7 +126,7 @@ def targets_for(name: str | None) -> dict[str, Target]:
 
 
 def _candidates_for(devices: Sequence[DeviceProfile], request: PlanRequest) -> dict[str, Target]:
-    """Load the targets to plan for. If `this` is the only device, only usable ones count, unless none is."""
+    """Load the targets to plan for. If `this` is the only device, only usable targets count, unless none is usable."""
     targets = targets_for(request.target)
     if request.target is not None or {device.name for device in devices} != {THIS}:
         return targets

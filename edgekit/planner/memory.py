@@ -164,7 +164,7 @@ def activation_bytes(
 
 
 def recurrent_step_bytes(model: ModelSpec, tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool) -> int:
-    """Return the bytes of recurrent parts that a step of `tokens` holds beside those of the states."""
+    """Return the extra bytes of recurrent state that a step of `tokens` allocates."""
     if checkpoint_tokens(model) is None:
         return 0
     most, least = (activation_bytes(model, each, sequences, facts, drafts=drafts) for each in (tokens, sequences))
@@ -225,7 +225,7 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
 
 
 def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
-    """Return the facts of a draft model, which has no tokenizer of its own in memory."""
+    """Return the facts of a draft model, which keeps no tokenizer in memory."""
     return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
 
 
@@ -279,7 +279,7 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
 
 
 def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
-    """Return the bytes of what derives the graphs of a cache of fewer than 32 bits."""
+    """Return the bytes that deriving the graphs for a cache of fewer than 32 bits takes."""
     return facts.deriving_bytes if kv_bits < 32 else 0
 
 

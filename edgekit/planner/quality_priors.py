@@ -58,7 +58,7 @@ _UNKNOWN = Quality(kl=0.1, same_top=0.86, basis="prior", source="an unknown reci
 
 
 def prior(recipe: Recipe, parameters: int) -> Quality:
-    """Return the prior of a recipe for a model with `parameters`; for a custom recipe, that of its coarsest rule."""
+    """Return a recipe's prior for a model with `parameters`; for a custom recipe, the prior of its coarsest rule."""
     if recipe.keeps is not None:
         is_rounded = any(rule.format.kind == "s8" and rule.format.scales is None for rule in recipe.rules)
         return PRIORS["s8"] if is_rounded else _KEPT
@@ -72,7 +72,7 @@ def prior(recipe: Recipe, parameters: int) -> Quality:
 
 
 def _in_proportion(usual: Quality, near: MeasuredModel) -> Quality:
-    """Scale a prior by what the measured recipe loses on a model of this size, beside its own prior."""
+    """Scale a prior by how much more or less than its own prior the measured recipe lost on a model of this size."""
     measured, expected = _as_measured(near), PRIORS[_MEASURED_RECIPE]
     changed = (1 - usual.same_top) * (1 - measured.same_top) / (1 - expected.same_top)
     return usual.model_copy(

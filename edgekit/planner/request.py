@@ -48,7 +48,7 @@ class PlanRequest(Frozen):
         default=0, description="First tokens that a window never drops."
     )
     keep: Annotated[Word | None, Option(metavar="newest|scored", default="newest")] = Field(
-        default=None, description="What a window keeps beside the sinks (run --keep)."
+        default=None, description="What a window keeps in addition to the sinks (run --keep)."
     )
     kv_bits: Annotated[int, Field(ge=1, le=32)] | None = Field(
         default=None, description="Bits of a key or value in the cache; without it, the most that fit."

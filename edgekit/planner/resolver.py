@@ -73,7 +73,7 @@ def resolve(
 
 
 def check_request(subject: PlanSubject, request: PlanRequest) -> None:
-    """Refuse what no target could do for this model; otherwise every row of the table would report it."""
+    """Refuse a request that no target could serve for this model; otherwise every row of the table would report it."""
     layers = len(subject.model.layers)
     outside = [layer for layer in request.exits if layer >= layers]
     if outside:
@@ -150,7 +150,7 @@ def _with_recipe(
         runs = "has no FP8; `edgekit handover` gives it to servers: choose another recipe"
         raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
     if request.recipe is None:
-        # Vendors' own formats are not packed from the neutral weights, so they must be requested by name.
+        # Vendors' own formats are not packed from the neutral weights, so the request must name them.
         yield from (offer for offer in offers if not offer.recipe.is_native())
         return
     named = [offer for offer in offers if offer.recipe == request.recipe]

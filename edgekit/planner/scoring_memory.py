@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _FLOAT = 4
 _HEAD_COPIES = 4  # float copies of a head's keys or values: 3.03 were measured, of 16 bits
-# A layer's graph with outputs of attention, beside a plain one: 14 KiB and 60 KiB were measured with a cache of 32 and
+# What a layer's graph with outputs of attention adds to a plain one: 14 and 60 KiB were measured with a cache of 32 and
 # 16 bits, around which each layer converts.
 _ATTENDING_BYTES, _CONVERTING_BYTES = 14 << 10, 46 << 10
 

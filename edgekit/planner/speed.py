@@ -70,7 +70,7 @@ def cache_price_notes(
 
 
 def touched_notes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> Iterator[str]:
-    """Yield what one token reads of a mixture of experts."""
+    """Yield a note on the share of a mixture of experts that one token reads."""
     if model.experts is None:
         return
     touched, stored = touched_weight_bytes(model, recipe, memory), stored_weight_bytes(model, recipe, memory)

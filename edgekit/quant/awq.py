@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.contracts.recipe import Format
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.hessians import lost_outputs
-from edgekit.quant.rtn import Rounded, dequantise, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, dequantise, round_to_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,8 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
     norms = [(readers, before_attention), (gates, before_feed)]
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
-    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it. Neither
-    # has that of values which are normalised, or are those of another layer.
+    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it. Nor
+    # do values that are normalised or come from another layer.
     has_source = not (layer.delta_rule or spec.value_norm)
     of_values = [values] if has_source else []
     return [*of_norms[:1], *of_values, *of_norms[1:], up]
@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
 def factors_for(
     fold: Fold, tensors: Mapping[str, torch.Tensor], inputs: Inputs, formats: Mapping[str, Format], head_dim: int
 ) -> torch.Tensor:
-    """Return the factor of each input with the least error of the outputs; all ones is one of the candidates."""
+    """Return the factors of the inputs that give the least error of the outputs. Leaving all at 1 is a candidate."""
     import torch
 
     size = average_over_heads(inputs.size, fold.repeats, head_dim)
@@ -98,7 +98,7 @@ def factors_for(
     return best
 
 
-def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> Rounded:
+def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> IntMatrix:
     """Round to nearest, with the scale of each group that gives the least error in the outputs."""
     import torch
 

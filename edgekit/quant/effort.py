@@ -63,7 +63,7 @@ def calibration_text(
 
 
 def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
-    """Predict how long gptq takes on this machine, and tuning its scales, from the speed of matrix products."""
+    """Predict how long gptq and the tuning of scales take on this machine, from the speed of matrix products."""
     import torch
 
     tokens = calibration.fact.tokens

@@ -12,7 +12,7 @@ from edgekit.model.spec import ModelSpec
 
 _HEAD: NumberFormat = "q6_k"
 _FINER: NumberFormat = "q6_k"  # of values and down projections, in the layers of `_is_finer`
-_FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # common format → that of a fused qkv_proj
+_FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # common format → format of a fused qkv_proj
 _SENSITIVE = ("self_attn.v_proj", "mlp.down_proj")
 
 

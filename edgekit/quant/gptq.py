@@ -2,7 +2,7 @@
 
 Errors are weighted by the Hessian of the outputs on calibration text, the second moments of the inputs. Groups are
 rounded in descending order of activation, and so are the columns of a group, because an early column has the most
-columns left to compensate for it. Groups, scales and integers keep their places in the file.
+columns left to compensate for it. Groups, scales and integers keep their order in the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.recipe import Format
-from edgekit.quant.rtn import Rounded, in_parallel, round_to, search_scales
+from edgekit.quant.rtn import IntMatrix, in_parallel, round_to, search_scales
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ DAMPING = 0.05  # share of the mean diagonal: keeps rare inputs from dominating 
 _BLOCK = 128  # columns between two updates of all that follow; a multiple of every group
 
 
-def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format) -> list[Rounded]:
+def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format) -> list[IntMatrix]:
     """Return integers and scales of `matrices` [out, in] that read the same inputs, of `hessian` [in, in]."""
     import torch
 
@@ -37,7 +37,7 @@ def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format
     integers[:, order] = torch.cat([each.integers for each in rounded])
     scales[:, groups] = torch.cat([each.scales for each in rounded])
     sizes = [len(matrix) for matrix in matrices]
-    return [Rounded(*parts) for parts in zip(torch.split(integers, sizes), torch.split(scales, sizes), strict=True)]
+    return [IntMatrix(*parts) for parts in zip(torch.split(integers, sizes), torch.split(scales, sizes), strict=True)]
 
 
 def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, t
     return groups, (groups[:, None] * group + within[groups]).flatten()
 
 
-def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> Rounded:
+def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> IntMatrix:
     """Round columns from left to right; search a group's scales at its first column, on the updated weights."""
     import torch
 
@@ -72,7 +72,7 @@ def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> R
             columns[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
             errors[column - start] = error
         columns[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
-    return Rounded(integers.T.contiguous(), scales)
+    return IntMatrix(integers.T.contiguous(), scales)
 
 
 def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ _TEXT_CLASSES = {
 def neutral_config(
     source: Mapping[str, Any], model: ModelSpec, recipe: Recipe, *, int8_inputs: bool = False
 ) -> dict[str, Any]:
-    """Return the config of neutral weights of a source model: always that of a text model.
+    """Return the config of neutral weights of a source model, always as a text model.
 
     `int8_inputs`: for servers that round the inputs of 8-bit integers too (`edgekit.apps.handover.int8_inputs`).
     """

@@ -23,7 +23,7 @@ from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.compute import product_on
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
-from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
 from edgekit.quant.side_inputs import SideInputs, layer_inputs
 from edgekit.quant.vllm_compat import held_as_one
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class QuantMethod(Protocol):
-    """Chooses the integers of a model's parts. Parts come in the model's order."""
+    """Chooses the integers of a model's parts, which it gets in the model's order."""
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         """Return the integers and floats of a part."""
@@ -143,11 +143,11 @@ class Gptq:
         together = {_short(part, each.module): group for group in held_as_one(part.tensors) for each in group}
         tensors = {_short(part, tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
         experts = {_short(part, tensor.module) for tensor in part.tensors if tensor.role == "expert"}
-        rounded: dict[str, Rounded] = {}
+        rounded: dict[str, IntMatrix] = {}
         errors: dict[str, float] = {}
 
         def round_linear(name: str, inputs: torch.Tensor) -> None:
-            """Round a linear, and those that read the same inputs, before the first product."""
+            """Round a linear, and all linears that read the same inputs, before the first product."""
             if name not in formats or part.prefix + name in rounded:
                 return
             if name in experts and inputs.flatten(0, -2).shape[0] < inputs.shape[-1]:
@@ -216,7 +216,7 @@ class Awq:
             factors = awq.factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
             awq.fold_in(self._model, fold, tensors, factors, head_dim)
             inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
-        rounded: dict[str, Rounded] = {}
+        rounded: dict[str, IntMatrix] = {}
         errors: dict[str, float] = {}
         for name, stored in formats.items():
             weights = tensors[f"{name}.weight"]

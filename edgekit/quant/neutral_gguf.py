@@ -142,7 +142,7 @@ def stored_types(model: ModelSpec, recipe: Recipe, context: int) -> dict[str, tu
 
 
 def stored_bytes(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
-    """Return the bytes of all tensors of the file, and those of its 4-bit linears."""
+    """Return the bytes of all tensors of the file, and the bytes of its 4-bit linears."""
     total = linears = 0
     for tensor in model.tensors():
         type_name = _type_name(tensor, recipe)
@@ -257,7 +257,7 @@ def _same_rope(model: ModelSpec, ours: Layer, read: ModelSpec, theirs: Layer, co
 
 
 def _ropes(model: ModelSpec) -> tuple[Rope, Rope]:
-    """Return the rope of layers without a window, and that of layers with one."""
+    """Return the rope of layers without a window, and the rope of layers with one."""
     by_window = {bool(layer.window): model.ropes[layer.rope] for layer in model.layers if layer.rope is not None}
     first = next(iter(by_window.values()))
     return by_window.get(False, first), by_window.get(True, first)

@@ -20,7 +20,7 @@ from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import ModelSource, SourceMatrix
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
-from edgekit.quant.rtn import Rounded
+from edgekit.quant.rtn import IntMatrix
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def own_integers(source: ModelSource) -> OwnIntegers | None:
 
 
 def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:
-    """Return the recipe to use: that of the source's own integers if `given` is `keep` or None, else `given`.
+    """Return the recipe to use: the recipe of the source's own integers if `given` is `keep` or None, else `given`.
 
     A mixture of llama.cpp's gets the rules for this model's layers.
     """
@@ -123,7 +123,7 @@ class Kept:
     def advance(self, part: WeightPart, shard: Path) -> None:
         pass
 
-    def _kept(self, part: WeightPart) -> Iterator[tuple[str, Callable[[slice], Rounded]]]:
+    def _kept(self, part: WeightPart) -> Iterator[tuple[str, Callable[[slice], IntMatrix]]]:
         for tensor in part.tensors:
             stored = self._recipe.format_of(tensor)
             if stored.scales is None:
@@ -135,9 +135,9 @@ class Kept:
                 )
             yield tensor.module, partial(self._rows, tensor.name)
 
-    def _rows(self, name: str, rows: slice) -> Rounded:
+    def _rows(self, name: str, rows: slice) -> IntMatrix:
         import torch
 
         assert not isinstance(self._tensors, TensorFolder | ExpertStacks), "floats have no integers"
         found = self._tensors.integers(name, rows)
-        return Rounded(torch.from_numpy(found.integers), torch.from_numpy(found.scales))
+        return IntMatrix(torch.from_numpy(found.integers), torch.from_numpy(found.scales))

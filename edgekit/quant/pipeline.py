@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-QUANTISER = 4  # raised when integers get better or worse; those of processors that round otherwise are as good
+QUANTISER = 4  # raised when integers get better or worse, not for processors that round otherwise: these are as good
 
 
 def no_progress(done: float, total: float, what: str) -> None:
@@ -334,7 +334,7 @@ def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str,
 
 
 def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes: tuple[str, ...]) -> None:
-    """Write the files beside the shards, the manifest last."""
+    """Write all files other than the shards, the manifest last."""
     parts.write_index(folder, shards)
     config = neutral_config(read_json(order.source / "config.json"), order.model, recipe)
     write_file(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())

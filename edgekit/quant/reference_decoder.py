@@ -56,7 +56,7 @@ def layer_forward(
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
-    `side_inputs` passes from layer to layer what some models read beside the hidden states.
+    `side_inputs` passes from layer to layer what some models read in addition to the hidden states.
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and

@@ -27,7 +27,7 @@ _SHARES_S8 = (1.0, 0.99)
 BLOCK_VALUES = 1 << 19
 
 
-class Rounded(NamedTuple):
+class IntMatrix(NamedTuple):
     """Integers [out, in] as int8 and scales [out, in/group] as float32, both final."""
 
     integers: torch.Tensor
@@ -41,7 +41,7 @@ def bounds(stored: Format) -> tuple[int, int]:
 
 
 def storable(scales: torch.Tensor) -> torch.Tensor:
-    """Round scales to what the format stores: positive, exact in bfloat16, at least 2^-17."""
+    """Round scales to values that the format stores: positive, exact in bfloat16, at least 2^-17."""
     return scales.bfloat16().float().clamp_(min=MIN_SCALE)
 
 
@@ -87,7 +87,7 @@ def round_to(weights: torch.Tensor, scales: torch.Tensor, stored: Format) -> tor
     return (weights * scales.reciprocal()).round_().clamp_(low, high)
 
 
-def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> Rounded:
+def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> IntMatrix:
     """Quantise rows [out, in]; `weigh` is given errors as [out, groups, group]."""
     import torch
 
@@ -95,7 +95,7 @@ def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None 
     groups = weights.reshape(outputs, -1, stored.group or inputs)
     scales = search_scales(groups, stored, weigh)
     integers = round_to(groups, scales, stored).to(torch.int8)
-    return Rounded(integers.reshape(outputs, inputs), scales.squeeze(-1))
+    return IntMatrix(integers.reshape(outputs, inputs), scales.squeeze(-1))
 
 
 def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_unstorable(weights: torch.Tensor, stored: Format, name: str, first_row: int = 0) -> None:
-    """Raise `InvalidInput` for a weight that is not finite or too large for any scale, with its name and place."""
+    """Raise `InvalidInput` for a weight that is not finite or too large for any scale, with its name and index."""
     import torch
 
     fine = torch.isfinite(weights) & (weights.abs() <= MAX_SCALE * bounds(stored)[1])

@@ -20,7 +20,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
 from edgekit.quant.methods import QuantMethod
-from edgekit.quant.rtn import Rounded, dequantise, storable
+from edgekit.quant.rtn import IntMatrix, dequantise, storable
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, parts_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tuned(
     """
     tuning = ScaleTuning(base, read, calibration, folder, device)
     tuning.run(progress)
-    return Tuned(base, tuning, read)
+    return TunedScales(base, tuning, read)
 
 
 class ScaleTuning:
@@ -115,7 +115,7 @@ class ScaleTuning:
         progress(total, total, f"tuning scales{note}")
 
     def scales(self, module: str, rows: slice | None = None) -> torch.Tensor:
-        """Return the scales of a module as they are stored; those that are not tuned are the old ones."""
+        """Return the scales of a module as they are stored; scales that are not tuned stay as they were."""
         import torch
 
         scales = torch.from_numpy(self._base.scales(module, rows)).to(self._device)
@@ -229,7 +229,7 @@ class ScaleTuning:
         return int(stored[0])
 
 
-class Tuned:
+class TunedScales:
     """The method that copies the integers of finished weights, with tuned scales."""
 
     def __init__(self, base: NeutralWeights, tuning: ScaleTuning, read: ReadRows) -> None:
@@ -243,10 +243,10 @@ class Tuned:
     def advance(self, part: WeightPart, shard: Path) -> None:
         pass
 
-    def _rows_of(self, module: str) -> Callable[[slice], Rounded]:
+    def _rows_of(self, module: str) -> Callable[[slice], IntMatrix]:
         import torch
 
-        def rows_of(rows: slice) -> Rounded:
-            return Rounded(torch.from_numpy(self._base.integers(module, rows)), self._tuning.scales(module, rows))
+        def rows_of(rows: slice) -> IntMatrix:
+            return IntMatrix(torch.from_numpy(self._base.integers(module, rows)), self._tuning.scales(module, rows))
 
         return rows_of

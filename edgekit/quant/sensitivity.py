@@ -80,7 +80,7 @@ def predicted_losses(
 
 
 def _change(weights: torch.Tensor, stored: Format) -> torch.Tensor:
-    """Return what rounding to nearest adds to the weights [out, in]."""
+    """Return the error of the weights [out, in] that rounding to nearest makes."""
     import torch
 
     def of_rows(rows: slice) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: 
 
 
 def save_losses(path: Path, losses: PredictedLosses) -> None:
-    """Store a measurement beside unfinished shards, so that a resumed run does not repeat it."""
+    """Store a measurement in the folder of unfinished shards, so that a resumed run does not repeat it."""
     write_file(path, json.dumps(losses).encode())
 
 

@@ -25,7 +25,7 @@ from edgekit.formats.safetensors import INDEX, read_header
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
-from edgekit.quant.rtn import Rounded, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,9 @@ class QuantizedPart(NamedTuple):
     """
 
     read: ReadRows
-    rounded: Mapping[str, Rounded]
+    rounded: Mapping[str, IntMatrix]
     output_errors: Mapping[str, float]
-    kept: Mapping[str, Callable[[slice], Rounded]] = {}
+    kept: Mapping[str, Callable[[slice], IntMatrix]] = {}
 
 
 def parts_of(model: ModelSpec) -> list[WeightPart]:
@@ -230,7 +230,7 @@ def read_statistics(shard: Path) -> dict[str, Statistics]:
 
 
 def remove_working_files(folder: Path) -> None:
-    """Remove the files that a run leaves beside finished weights: statistics, and unfinished files of a killed run."""
+    """Remove what a run leaves in the folder of finished weights: statistics, and unfinished files of a killed run."""
     for path in folder.glob(".*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -14,7 +14,7 @@ from edgekit.errors import InvalidInput
 if TYPE_CHECKING:
     from edgekit.model.source import SourceTensors
 
-# Files copied beside the weights. Python files never are: edgekit does not run a model's own code.
+# Files copied with the weights. Python files never are: edgekit does not run a model's own code.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -1,4 +1,4 @@
-"""`AsyncRuntime`: a runtime for asyncio. A thread of its own runs the engine, so the event loop never waits for it."""
+"""`AsyncRuntime`: a runtime for asyncio. Its own thread runs the engine, so the event loop never waits for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # The engine and the event loop compete for the interpreter and the cores. So the engine waits until the readers of an
 # answer's first piece have passed it on, at most this long. Later pieces overlap with the next step.
 _FIRST_PIECE_S = 0.003
-_STALLED_S = 10.0  # without a step while requests wait
+_STALLED_S = 10.0  # seconds without a step while requests wait
 
 Result = TypeVar("Result", covariant=True)
 

@@ -57,7 +57,7 @@ class BudgetShare:
                 self.exclusively(lambda: self.give(lent, name))
 
     def _room(self, size: int) -> int:
-        """Drop prefixes until `size` bytes are free, or none is left; return how many of them are free."""
+        """Drop prefixes until `size` bytes are free or none is left; return how many of the bytes are free."""
         later = max(0, self._states_bytes - self._budget.taken.get("states", 0))
         missing = self._budget.missing(size + later)
         if missing and self._prefixes is not None:

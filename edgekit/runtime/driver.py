@@ -127,7 +127,7 @@ class Driver(OwnedByProcess):
     def close(self, interrupt: Callable[[], None], release: Callable[[], None]) -> None:
         """Cancel all requests, `interrupt` the engines in a running step, wait for it to end, and `release` them.
 
-        In a signal handler that interrupted a step of its own thread, the step releases them at its end.
+        In a signal handler that interrupted a step of this thread, the step releases them at its end.
         """
         self.check_process()
         self._is_closed = True
@@ -197,7 +197,7 @@ class Driver(OwnedByProcess):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock, and then do what signal handlers could not do meanwhile."""
+        """Hold the lock; on release, do what signal handlers could not do meanwhile."""
         try:
             with self._changed:
                 yield
@@ -205,7 +205,7 @@ class Driver(OwnedByProcess):
             self._after_unlocking()
 
     def _after_unlocking(self) -> None:
-        """Retire requests of `cancel_soon` and finish `close`, unless a thread has the lock, which does so then."""
+        """Retire requests of `cancel_soon` and finish `close`. If a thread has the lock, it does so on release."""
         while (self._missed or self._is_closing) and self._changed.acquire(blocking=False):
             release = None
             try:

@@ -26,7 +26,7 @@ class LoraRegistry:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """A copy of the bytes by name."""
+        """A copy of the bytes of every adapter, keyed by name."""
         return dict(self._bytes)
 
     def kv_config(self, base: KVCacheConfig, adapter: str | None) -> KVCacheConfig:
@@ -86,6 +86,6 @@ class LoraRegistry:
 
 
 def _least_bytes(folder: Path) -> int:
-    """Return what an adapter takes at least: a file of 32 bits may be kept in 16."""
+    """Return the least bytes that an adapter takes: a file of 32 bits may be kept in 16."""
     file = folder / WEIGHTS
     return file.stat().st_size // 2 if file.is_file() else 0

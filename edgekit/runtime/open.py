@@ -62,8 +62,8 @@ def open_runtime(
         path: the artifact's folder.
         context: the most tokens that a request keeps. None: as planned.
         window: keep only the first `sinks` and the newest tokens, this many in all, so that a text can be endless.
-        keep: what a window keeps beside the sinks. `newest` (None): the newest tokens; `scored`: the newest half
-            and, of the older ones, those that their values score highest; or the name of a scorer (`docs/memory.md`).
+        keep: what a window keeps in addition to the sinks. `newest` (None): the newest tokens; `scored`: the newest
+            half, and the older ones whose values score highest; or the name of a scorer (`docs/memory.md`).
         exact: make the text independent of batching, chunking and drafting bit for bit, or refuse. Without it, texts
             may differ where the two best tokens are nearly tied.
         draft: propose tokens that the model verifies, which can make the same text faster: the path of a smaller

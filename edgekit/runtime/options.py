@@ -74,7 +74,7 @@ class Options(TypedDict, total=False):
     sinks: int
     """First tokens that a window never drops."""
     keep: str | None
-    """The tokens that a window keeps beside them: `newest` (the default), or `scored`."""
+    """The tokens that a window keeps in addition to the sinks: `newest` (the default), or `scored`."""
     drafting: bool | DraftName
     """False: no drafts; a name: this drafter of the runtime only."""
     adapter: str | None

@@ -148,7 +148,7 @@ class PressureControl:
         return True
 
     def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> tuple[str, ...]:
-        """Save energy while the device is hot or its battery low; return what is in force, or cannot be.
+        """Save energy while the device is hot or its battery low; return the measures in force, and impossible ones.
 
         New requests do not draft, and running ones go on with half of the threads where the engine can change them.
         """

@@ -41,7 +41,7 @@ def encode_prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
 ) -> tuple[list[int], list[int]]:
-    """Return the prompt's tokens, and those whose text the answer continues (none for messages)."""
+    """Return the prompt's tokens, and the tokens whose text the answer continues (none for messages)."""
     if isinstance(prompt, str):
         _refuse_chat_options(tools, template_options)
         tokens = codec.encode(prompt, add_special_tokens=True, most=limits.prompt_tokens)

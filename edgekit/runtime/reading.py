@@ -53,7 +53,7 @@ class TextReading(OwnedByProcess):
         """Return the log-probabilities of each of `continuations` after `prompt`: a text, tokens or messages.
 
         Each score has natural logarithms, one for each token. The prompt is fed once. The prefix cache is neither read
-        nor written, so equal calls give equal numbers. Errors are those of `submit`.
+        nor written, so equal calls give equal numbers. Raises the errors of `submit`.
 
             >>> blue, green = runtime.score("The sky is", [" blue", " green"])
             >>> print(blue.total > green.total)
@@ -63,7 +63,7 @@ class TextReading(OwnedByProcess):
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
         """Return the log-probabilities of the tokens of `prompt`, except its first, which follows no token.
 
-        `top`: the number of likeliest tokens to report at each place, at most 20. Errors are those of `submit`.
+        `top`: the number of likeliest tokens to report at each position, at most 20. Raises the errors of `submit`.
         """
         return self.submit_prompt_logprobs(prompt, top=top, adapter=adapter).scores()[0]
 
@@ -139,7 +139,7 @@ class TextReading(OwnedByProcess):
             query: the text that is searched for.
             documents: at least one. They run in batches of similar length.
             instruction: what makes a document relevant, for models that were trained with instructions
-                (Qwen3-Reranker). None: that of a web search.
+                (Qwen3-Reranker). None: the one for a web search.
             top_n: return only this many. None: all.
             truncate: cut documents that are too long, instead of refusing them.
             adapter: the name of a loaded LoRA adapter.

@@ -86,7 +86,7 @@ class ReadingJob(ABC, Generic[Item, Result]):
     """
 
     def __init__(self, driver: Driver, items: Sequence[Item], tokens: Sequence[int]) -> None:
-        """Queue the first group. `items`: what each request is made of; `tokens`: the number of tokens of each."""
+        """Queue the first group. `items`: one per request, from which it is made; `tokens`: of every item."""
         self._driver, self._items, self._is_cancelled = driver, items, False
         self.tokens = list(tokens)
         self._waiting = sorted(range(len(items)), key=lambda index: -tokens[index])
@@ -101,7 +101,7 @@ class ReadingJob(ABC, Generic[Item, Result]):
 
     @abstractmethod
     def result(self, request: Any) -> Result | None:
-        """Return what a request has found; None if it has not ended well."""
+        """Return the result of a request; None unless it has ended well."""
 
     def submit_next(self) -> list[Stream]:
         """Queue the next group once the one before has ended; return its streams, none after the last group."""
@@ -115,7 +115,7 @@ class ReadingJob(ABC, Generic[Item, Result]):
         return streams
 
     def wait(self) -> None:
-        """Advance all queued requests until the last of these has ended."""
+        """Advance all queued requests until the last of this job's has ended."""
         while self.streams:
             for stream in self.streams:
                 for _ in stream:

@@ -46,7 +46,7 @@ _ENDED = (Status.FINISHED, Status.FAILED)
 
 
 def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -> None:
-    """Refuse a window on an engine that cannot evict, or that cannot score the tokens of such a cache."""
+    """Refuse a window on an engine that cannot evict, or cannot score cached tokens as the window needs."""
     if policy.window is not None and not abilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
     if policy.is_scored and policy.keep not in abilities.scorers:
@@ -78,7 +78,7 @@ class RequestLimits(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """The most tokens of a prompt, before the first of its answer."""
+        """The most tokens that a prompt may have, so that one token of an answer fits."""
         return ENDLESS_TOKENS if self.max_length is None else self.max_length - 1
 
     @property
@@ -124,7 +124,7 @@ class Request:
         self._stop_tokens = frozenset(stopping.stop_tokens)
         self._end_tokens = self._stop_tokens | (frozenset() if stopping.ignore_eos else limits.eos)
         self._reuse = reuse
-        # The progress.
+        # Progress so far.
         self.status, self.counters = Status.WAITING, RequestCounters(submitted_at=perf_counter())
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None

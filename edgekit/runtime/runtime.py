@@ -106,7 +106,7 @@ class Runtime(TextReading):
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Continue the text `prompt`, without a chat template. For messages, use `chat`.
 
-        Options are those of `Options`; errors are those of `submit`.
+        Takes the options of `Options`; raises the errors of `submit`.
 
             >>> runtime.generate("def add(a, b):", max_tokens=16).text
         """
@@ -123,7 +123,7 @@ class Runtime(TextReading):
     ) -> Answer:
         """Answer `messages`, which the model's own chat template renders.
 
-        Arguments and errors are those of `submit`. With `tools`, the calls in the answer are in `answer.tool_calls`.
+        Arguments and errors are as for `submit`. With `tools`, the calls in the answer are in `answer.tool_calls`.
 
             >>> answer = runtime.chat([{"role": "user", "content": "Name three rivers."}], max_tokens=40)
             >>> print(answer.text, answer.finish_reason)
@@ -132,7 +132,7 @@ class Runtime(TextReading):
         return self.submit(messages, tools=tools, template_options=template_options, **options).answer()
 
     def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Continue a list of token ids. Options are those of `Options`; errors are those of `submit`."""
+        """Continue a list of token ids. Takes the options of `Options`; raises the errors of `submit`."""
         return self.submit(tokens, **options).answer()
 
     def stream(
@@ -238,7 +238,7 @@ class Runtime(TextReading):
 
     @property
     def most_prompt_tokens(self) -> int:
-        """The most tokens of a prompt; a text that is read through a window may have 65,536."""
+        """The most tokens of a prompt; through a window, a text of 65,536 can be read."""
         return self._limits.prompt_tokens
 
     def check_size(self, text: str) -> None:
@@ -312,7 +312,7 @@ class Runtime(TextReading):
 
     @property
     def adapters(self) -> dict[str, int]:
-        """The bytes of each loaded adapter, by name."""
+        """The bytes of every loaded adapter, keyed by name."""
         return self._adapters.bytes
 
     def metrics(self) -> Metrics:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 UNREAD_SPARE_BYTES = MIB  # unread pieces of answers below this size hold nothing back
 QUEUE_SPARE_BYTES = MIB  # waiting requests below this size are never refused
-_REQUEST_BYTES = 6 << 10  # of a waiting request, beside its tokens; measured
+_REQUEST_BYTES = 6 << 10  # of a waiting request, without its tokens; measured
 _TOKEN_BYTES = 4
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 Batch: TypeAlias = "list[tuple[Request, Chunk]]"
@@ -127,7 +127,7 @@ class Scheduler:
         return perf_counter() - self._progress_at if self._waiting else 0.0
 
     def step(self) -> None:
-        """Advance every running request by one engine call. What goes wrong ends the requests of the step."""
+        """Advance every running request by one engine call. An error ends the requests of the step."""
         try:
             self._step()
         except BaseException as error:
@@ -194,7 +194,7 @@ class Scheduler:
                 request.fail(error)
 
     def _next_to_run(self) -> list[Request]:
-        """Return the running requests; where unread answers take too much memory, without those that cause it.
+        """Return the running requests, without the ones whose unread answers take too much memory.
 
         If all cause it, one goes on: its reader may be waiting for another request that this one holds back.
         """
@@ -203,7 +203,7 @@ class Scheduler:
         return [each for each in self._running if not self._is_unread(each)] or self._running[:1]
 
     def _next_batch(self, running: list[Request]) -> Batch:
-        """Return the next chunk of every decoding request, and those of prompts that fit the token budget."""
+        """Return the next chunk of every decoding request, and chunks of prompts within the token budget."""
         batch: Batch = []
         remaining = self._step_tokens
         decoding, prefilling = split_phases(running)
@@ -315,7 +315,7 @@ class Scheduler:
         return max(0, self._unread_bytes() - UNREAD_SPARE_BYTES)
 
     def _is_unread(self, request: Request) -> bool:
-        """Return whether a request has more unread bytes than its share of those that hold nothing back."""
+        """Return whether a request has more than its share of unread bytes."""
         return request.text.unread_bytes > UNREAD_SPARE_BYTES // self._max_running
 
     def _filled_bytes(self) -> int:

@@ -33,7 +33,7 @@ class Score(NamedTuple):
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     is_greedy: bool  # True if greedy decoding would give this text
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # the likeliest tokens at each place, if requested
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # the likeliest tokens at every position, if requested
 
     @property
     def total(self) -> float:

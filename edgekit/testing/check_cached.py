@@ -10,7 +10,7 @@ from edgekit.testing.judging import Judge, refused, require, storage_for, words
 
 
 def check_cached_keys_are_those_of_the_tokens(engine: Engine, judge: Judge) -> None:
-    """They do not depend on chunks or on what was rewound, and follow evictions; reading them changes no logits."""
+    """Cached keys do not depend on chunks or rewinding, and follow evictions; reading them changes no logits."""
     able = engine.abilities
     tokens = words(engine, np.random.default_rng(11), 14)
     state = engine.start(storage_for(engine))

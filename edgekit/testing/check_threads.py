@@ -10,7 +10,7 @@ from edgekit.testing.judging import Judge, refused, require, storage_for, words
 
 
 def check_threads_change_between_calls(engine: Engine, judge: Judge) -> None:
-    """Fewer threads give the same logits, and states live on; an engine without the ability refuses."""
+    """Fewer threads give the same logits, and states stay valid; an engine that cannot change threads refuses."""
     most = engine.abilities.threads
     if most is None:
         refused(lambda: engine.use_threads(1), "use_threads without the ability")

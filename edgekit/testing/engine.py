@@ -139,7 +139,7 @@ class FakeEngine:
             self._feed_all([state], [Chunk(state, (), 0)])
 
     def attention(self, state: FakeState, newest: int) -> Iterator[NDArray[np.float32]]:
-        """Yield what the newest tokens take of each cached token, by layer: its reach times its largest value."""
+        """Yield by layer the newest tokens' attention to every cached one: its reach times its largest value."""
         distance = np.arange(state.length - newest, state.length)[:, None] - np.arange(state.length)
         for layer in range(self.layers):
             reach = np.where(distance >= 0, self._reach[layer][distance % _DISTANCES], 0.0)

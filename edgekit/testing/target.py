@@ -151,7 +151,7 @@ def fake_plan(
 def fake_artifact(
     folder: Path, *, files: Mapping[str, bytes | str | dict[str, Any]], plan: Plan | None = None, seed: int = 0
 ) -> Artifact:
-    """Seal an artifact of the fake target at `folder`, with `files` (at least tokenizer.json) beside `fake.json`."""
+    """Seal an artifact of the fake target at `folder`, with `files` (at least tokenizer.json) and `fake.json`."""
     staging = staging_for(folder, 1 << 20)
     for name, content in {"fake.json": {"seed": seed}, **files}.items():
         text = json.dumps(content) if isinstance(content, dict) else content

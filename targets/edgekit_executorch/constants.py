@@ -84,7 +84,7 @@ class Constants:
 
     @property
     def methods(self) -> frozenset[str]:
-        """The names of its methods."""
+        """The names of the program's methods."""
         return frozenset(self._flat.text(plan, _NAME) for plan in self._flat.tables(self._program, _PLANS))
 
     def used_by(self, method: str) -> MethodConstants:

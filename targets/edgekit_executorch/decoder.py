@@ -55,7 +55,7 @@ class ExecutorchDecoder(nn.Module):
         self.head = RoundedLinear(linear(weights, table, arithmetic=arithmetic))
 
     def leaving_after(self, layers: int) -> ExecutorchDecoder:
-        """Return a decoder that shares the first `layers` layers and has no others."""
+        """Return a decoder of the first `layers` layers, which it shares with this one."""
         shorter = copy.copy(self)
         shorter._modules = {**self._modules, "layers": self.layers[:layers]}
         return shorter

@@ -20,7 +20,7 @@ _IS_LINEAR, _IS_PRODUCT = 2, 15
 
 
 class DelegatedPart:
-    """A delegated part. `given`: its arguments, None for computed ones."""
+    """A delegated part. `given`: its arguments; None for an argument that is computed."""
 
     def __init__(self, flat: Flat, named: Mapping[str, ByteRange], given: Sequence[Constant | None]) -> None:
         self._flat, self._named, self._given = flat, named, given
@@ -75,7 +75,7 @@ class DelegatedPart:
         raise ValueError("integers without scales")
 
     def _place(self, buffer: int) -> ByteRange:
-        """Return the byte range of a buffer, which the part refers to by name."""
+        """Return the byte range of a buffer; the part refers to the buffer by its name."""
         entry = self._data[buffer]
         place, size = self._named.get(self._flat.text(entry, 2)), self._flat.number(entry, 1, "Q")
         if place is None or size > place.size:

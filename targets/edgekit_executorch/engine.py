@@ -1,6 +1,6 @@
 """The engine on a desktop: runs a phone's program with ExecuTorch's Python runtime.
 
-A program has one cache, which states use in turn; see `kv_swap`. In exact mode every token is a call of its own, so
+A program has one cache, which states use in turn; see `kv_swap`. In exact mode every token is a separate call, so
 that logits cannot depend on chunking.
 """
 

@@ -29,7 +29,7 @@ class Int8KV(NamedTuple):
 
 
 def parts_of(layer: Layer, kv_bits: int) -> list[SegmentPart]:
-    """Return the arrays of a layer's keys; those of its values are alike."""
+    """Return the arrays that a layer's keys need; its values need the same."""
     heads, dim = layer.kv_heads, layer.head_dim
     if kv_bits != INT8_BITS:
         return [SegmentPart(heads, dim, np.dtype(np.float32))]

@@ -1,6 +1,6 @@
 """Swaps the keys and values of states in and out of a program's one cache.
 
-Those of the active state are in the cache; those of every other state are in memory of their own. Activating another
+The cache holds them for the active state; every other state keeps them in its own memory. Activating another
 state swaps the two array by array, so that n states never take more memory than n caches.
 """
 

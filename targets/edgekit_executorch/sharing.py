@@ -1,8 +1,8 @@
 """Removes duplicate bytes from a program's file: a tied head in a part of XNNPACK equals the token embedding.
 
-ExecuTorch writes constants of its own operators and named data of backends as separate segments of the file. Both are
-found through offsets, and segments may overlap. So the offset of a named segment with a constant's bytes is set to the
-constant, and its own bytes are cut out of the file.
+ExecuTorch writes its constants and the named data of backends as separate segments of the file. Both are
+found through offsets, and segments may overlap. So if a named segment has the bytes of a constant, its offset is set to
+the constant, and its own bytes are cut out of the file.
 """
 
 from __future__ import annotations

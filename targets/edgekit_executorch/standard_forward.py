@@ -18,7 +18,7 @@ _SLICE, _SELECT = ("aten::slice_copy", "Tensor_out"), ("aten::index_select", "ou
 
 
 def with_forward(lowered: Any, config: Any) -> Any:
-    """Return the file's bytes of a lowered program, as ExecuTorch serialises it, with `forward` beside `append`."""
+    """Return the bytes of a lowered program's file as ExecuTorch serialises it, with `forward` as well as `append`."""
     from executorch.exir._serialize._serialize import serialize_for_executorch
 
     emitted = lowered._emitter_output

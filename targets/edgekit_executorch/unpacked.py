@@ -44,8 +44,8 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 def tensor_places(files: Path) -> list[TensorBytes]:
     """Return the byte ranges of a program's weights, each with its scales, and of delegated parts.
 
-    Tables and parts name weights by their hashes, so a changed weight changes names: those of a part have a range of
-    their own, and those of the tables are cut into small pieces.
+    Tables and parts name weights by their hashes, so a changed weight changes names: names in a part
+    have a separate range, and names in the tables are cut into small pieces.
     """
     path = files / PROGRAM
     with sound(path) as data:

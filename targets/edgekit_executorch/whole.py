@@ -44,7 +44,7 @@ def lower_whole(
     progress(0, 3, "tracing")
     exported = {name: trace(entry) for name, entry in methods.items()}
     progress(1, 3, f"lowering to {backend}")
-    with quiet_stderr():  # coremltools draws progress bars of its own
+    with quiet_stderr():  # coremltools draws progress bars
         lowered = to_edge_transform_and_lower(
             exported,
             partitioner={name: [partitioner()] for name in methods},

@@ -71,7 +71,7 @@ def on_this_machine(library: Library, plan: Plan) -> tuple[Plan, LibraryDevice |
             f"{plan.gpu_layers} layers were planned on a GPU, and {library.version} knows none here: all run on the CPU"
         )
         return plan.model_copy(update={"gpu_layers": 0}), None, note
-    # The device found here decides where its layers lie, not the one that the profile named.
+    # The detected device decides where its layers lie, not the device that the profile named.
     kind = "mapped" if gpu.name.startswith(_BACKENDS["metal"]) else "own" if gpu.kind == _GPUS[0] else "shared"
     plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"gpu_memory": kind})})
     return plan, gpu, f"{plan.gpu_layers} layers run on {gpu.describe()}; {NEVER_RUN}"

@@ -128,7 +128,7 @@ class Library:
         return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)[:12]}"
 
     def _has_kernels(self) -> bool:
-        """Load the kernels of a build that keeps them in files beside it; return False if there are none for the CPU.
+        """Load the kernels of a build that keeps them in files in its folder; return False if none is for the CPU.
 
         llama.cpp itself would look for those files in Python's folder and in the current one.
         """
@@ -210,7 +210,7 @@ def _named() -> Path | None:
 
 
 def _try_out(path: Path) -> None:
-    """Run `trial` in a process of its own, once for each build and machine."""
+    """Run `trial` in a separate process, once for each build and machine."""
     in_app = getattr(sys, "frozen", False) or not sys.executable  # no Python to start
     if in_app or not path.is_file() or is_marked(_hash_of(path), _TRIAL, _TRIED):
         return

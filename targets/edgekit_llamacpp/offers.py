@@ -1,4 +1,4 @@
-"""Offers of llama.cpp: CPUs on Linux and macOS, and the GPUs that a profile names, on which it was never run by us."""
+"""Offers of llama.cpp: CPUs on Linux and macOS, and the GPUs that a profile names, on which we never ran it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Override(Structure):
     _fields_: ClassVar[Any] = [("tag", c_int32), ("key", c_char * 128), ("value", _OverrideValue)]
 
 
-# The list of devices beside the CPU ends at once: a library built for a GPU would reserve memory there without layers.
+# An empty list of devices other than the CPU: a library built for a GPU would reserve memory there without layers.
 NO_DEVICES = c_void_p()
 TEXT_OVERRIDE = 3  # LLAMA_KV_OVERRIDE_TYPE_STR
 

@@ -1,7 +1,7 @@
 """Tries llama.cpp's library on a small random model: `python -m edgekit_llamacpp.trial`.
 
 A library that was compiled for another processor, or wrongly, ends the process or computes nonsense. So one that the
-user named is first tried in a process of its own. There, a text must have about the same logits whether it is computed
+user named is first tried in a separate process. There, a text must have about the same logits whether it is computed
 in one call or token by token, because the two use other kernels.
 """
 

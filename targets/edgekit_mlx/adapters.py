@@ -1,4 +1,4 @@
-"""LoRA adapters beside packed integers: two small matrices for each module, added to its output."""
+"""LoRA adapters on packed integers: two small matrices for each module, added to its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgekit.model.lora import LoraAdapter
 from edgekit.model.spec import ModelSpec
 
 
-class Added(NamedTuple):
+class Delta(NamedTuple):
     """The term added to a module's product: `(x · a) · b`, with the adapter's scale in `b`."""
 
     a: mx.array  # [inputs, rank]
@@ -26,7 +26,7 @@ class MlxAdapter(NamedTuple):
     """One adapter, its modules named as in the file of weights."""
 
     sha256: str
-    modules: Mapping[str, Added]
+    modules: Mapping[str, Delta]
 
     @property
     def bytes(self) -> int:
@@ -36,7 +36,7 @@ class MlxAdapter(NamedTuple):
 def convert_adapter(model: ModelSpec, adapter: LoraAdapter, numbers: mx.Dtype) -> MlxAdapter:
     """Copy an adapter's matrices to MLX, in the type of activations; on the engine's thread."""
     modules = {
-        on_disk(model, f"{module}.weight").removesuffix(".weight"): Added(
+        on_disk(model, f"{module}.weight").removesuffix(".weight"): Delta(
             mx.contiguous(mx.array(part.a.T).astype(numbers)), mx.contiguous(mx.array(part.b.T).astype(numbers))
         )
         for module, part in adapter.modules.items()

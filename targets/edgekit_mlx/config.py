@@ -30,7 +30,7 @@ def mlx_config(
 
 
 def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] | None:
-    """Return the most common packing, and by name each module that differs; `false` for float modules."""
+    """Return the most common packing, and the packing of each module that differs; `false` for float modules."""
     counts: dict[MlxPacking, int] = {}
     for packing in packed.values():
         if packing is not None:

@@ -17,7 +17,7 @@ Product: TypeAlias = Callable[[str, mx.array], mx.array]  # with the matrix of a
 Other: TypeAlias = Callable[[str], mx.array]  # any other tensor, by its name
 
 
-class Carried(NamedTuple):
+class Carry(NamedTuple):
     """The tokens that one state feeds to a recurrent layer, and the arrays that it has carried so far.
 
     The layer returns the arrays after the first `kept` tokens.
@@ -29,7 +29,7 @@ class Carried(NamedTuple):
 
 
 def gated_convolution(
-    name: str, bias: bool, product: Product, other: Other, normed: mx.array, runs: Sequence[Carried]
+    name: str, bias: bool, product: Product, other: Other, normed: mx.array, runs: Sequence[Carry]
 ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
     """Return the layer's output for all tokens, and the arrays that each state carries on."""
     before, after, inputs = mx.split(product(f"{name}in_proj", normed).astype(mx.float32), 3, axis=-1)
@@ -39,7 +39,7 @@ def gated_convolution(
     return product(f"{name}out_proj", (after * mixed).astype(normed.dtype)), [(each,) for each in last]
 
 
-def convolved(module: str, other: Other, inputs: mx.array, runs: Sequence[Carried]) -> tuple[mx.array, list[mx.array]]:
+def convolved(module: str, other: Other, inputs: mx.array, runs: Sequence[Carry]) -> tuple[mx.array, list[mx.array]]:
     """Convolve each channel of `inputs` [tokens, channels]; also return each state's last inputs.
 
     The first array that a state carries holds the inputs before its tokens.
@@ -58,7 +58,7 @@ def convolved(module: str, other: Other, inputs: mx.array, runs: Sequence[Carrie
         mx.contiguous(seen[start + run.kept : start + run.kept + before])
         for run, start in zip(runs, starts, strict=True)
     ]
-    # Also of windows that reach from one state's tokens to those of the next, which are left out below.
+    # Also of windows that reach from one state's tokens to the next state's; they are left out below.
     windows = len(seen) - before
     mixed = seen[:windows] * weight[:, 0, 0]  # the oldest input first
     for tap in range(1, before + 1):

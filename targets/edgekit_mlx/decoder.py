@@ -17,8 +17,8 @@ import numpy as np
 
 from edgekit.model.parts import Experts, Layer
 from edgekit.model.spec import ModelSpec
-from edgekit_mlx.adapters import Added
-from edgekit_mlx.convolution import Carried, gated_convolution
+from edgekit_mlx.adapters import Delta
+from edgekit_mlx.convolution import Carry, gated_convolution
 from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.layout import stack_module
@@ -55,7 +55,7 @@ class MlxDecoder:
     def __init__(self, model: ModelSpec, weights: Weights, ropes: RopeTables) -> None:
         self._model, self._weights, self._ropes = model, weights, ropes
         self._numbers = weights.numbers
-        self._added: Mapping[str, Added] = {}
+        self._added: Mapping[str, Delta] = {}
         # Gemma's residual stream exceeds float16; it is normalised before every product.
         self._float32_residual = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
@@ -64,7 +64,7 @@ class MlxDecoder:
         self._cache_of = {index: stored.index(model.kv_owner(index)) for index in attending}
 
     def body(
-        self, ids: Sequence[int], runs: Sequence[Run], layers: Collection[int], added: Mapping[str, Added] | None = None
+        self, ids: Sequence[int], runs: Sequence[Run], layers: Collection[int], added: Mapping[str, Delta] | None = None
     ) -> dict[int, mx.array]:
         """Append every run's tokens to its caches; return hidden states [tokens, hidden] after each of `layers`.
 
@@ -145,7 +145,7 @@ class MlxDecoder:
 
     def _recurrent(self, index: int, normed: mx.array, runs: Sequence[Run]) -> mx.array:
         layer, name = self._model.layers[index], f"layers.{index}."
-        before = [Carried(run.tokens, run.kept, run.carried[index]) for run in runs]
+        before = [Carry(run.tokens, run.kept, run.carried[index]) for run in runs]
         access = (self._product, self._other, normed, before)
         if layer.delta_rule:
             epsilon = self._model.norm_epsilon

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from edgekit.model.parts import DeltaRule
 from edgekit.quant.delta_rule import UNIT_EPSILON
-from edgekit_mlx.convolution import Carried, Other, Product, convolved
+from edgekit_mlx.convolution import Carry, Other, Product, convolved
 
 # For more tokens, a layer is computed before the next one is described: the description takes 9 KB a token.
 _MOST_LAZY = 16
@@ -24,11 +24,11 @@ def gated_delta_rule(
     product: Product,
     other: Other,
     normed: mx.array,
-    runs: Sequence[Carried],
+    runs: Sequence[Carry],
 ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
     """Return the layer's output for all tokens, and the arrays that each state carries on.
 
-    `epsilon` is that of the norm of each head's values.
+    `epsilon` belongs to the norm of each head's values.
     """
     mixed, gate, strength, decay = (
         product(f"{name}in_proj_{part}", normed).astype(mx.float32) for part in ("qkv", "z", "b", "a")
@@ -71,7 +71,7 @@ def gated_delta_rule(
 def _step(
     memory: mx.array, query: mx.array, key: mx.array, value: mx.array, decay: mx.array, strength: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Return what one token's query reads, and the memory [head, key, value] after it.
+    """Return the output of one token's query, and the memory [head, key, value] after it.
 
     The memory depends on the reading, because MLX would otherwise compute and hold the memories of all tokens first.
     """

@@ -110,7 +110,7 @@ def _copy(
     place: Destination,
     floats: FloatType,
 ) -> None:
-    """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias beside it."""
+    """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias with it."""
     packed = weights.packed(tensor.module)
     for rows, first in place.blocks(tensor):
         file.write(place.name, packed[rows], first)

@@ -25,7 +25,7 @@ def group_of(head_dim: int) -> int | None:
 
 
 def layout(layer: Layer, bits: int) -> list[tuple[int, mx.Dtype]]:
-    """Return width and type of each array [kv_heads, tokens, width]: first those of keys, then those of values."""
+    """Return width and type of each array [kv_heads, tokens, width]: first for keys, then for values."""
     if bits in FLOATS:
         return [(layer.head_dim, FLOATS[bits])] * 2
     group = group_of(layer.head_dim)

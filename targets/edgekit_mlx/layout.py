@@ -82,7 +82,7 @@ def module_on_disk(model: ModelSpec, tensor: Tensor) -> str:
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the file by the model's names, and the model's tensors in it: itself, or those of all experts."""
+    """A tensor of the file under the model's name, and the model's tensors in it: one, or one of every expert."""
 
     tensor: Tensor
     parts: tuple[Tensor, ...]

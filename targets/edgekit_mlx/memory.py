@@ -16,14 +16,14 @@ from edgekit.contracts.plan import Plan
 _LEAST_CACHE_BYTES = 4 * MIB
 
 
-class Prepared(NamedTuple):
+class Preparation(NamedTuple):
     """The result of `prepare`: whether MLX computes on the GPU, and the engine's notes."""
 
     on_gpu: bool
     notes: tuple[str, ...]
 
 
-def prepare(plan: Plan) -> Prepared:
+def prepare(plan: Plan) -> Preparation:
     """Choose the device for this thread and set MLX's limits."""
     has_metal = bool(mx.metal.is_available())
     on_gpu = plan.backend == "metal" and has_metal
@@ -31,13 +31,13 @@ def prepare(plan: Plan) -> Prepared:
     # Keep freed buffers for the next step, but no more than one step needs, to stay within the plan.
     mx.set_cache_limit(max(_LEAST_CACHE_BYTES, plan.estimate.activation_bytes))
     if plan.backend == "metal" and not has_metal:
-        return Prepared(False, ("made for Metal and run on the CPU in float32: for checking, not for speed",))
+        return Preparation(False, ("made for Metal and run on the CPU in float32: for checking, not for speed",))
     if not on_gpu:
-        return Prepared(False, ())
+        return Preparation(False, ())
     recommended = int(mx.device_info()["max_recommended_working_set_size"])
     limit, notes = wired_limit(plan, recommended)
     mx.set_wired_limit(limit)
-    return Prepared(True, notes)
+    return Preparation(True, notes)
 
 
 def wired_limit(plan: Plan, recommended_bytes: int) -> tuple[int, tuple[str, ...]]:

@@ -24,7 +24,7 @@ _E4M3 = np.array(
 )
 
 
-class Quantised(NamedTuple):
+class QuantisedRows(NamedTuple):
     """Rows in the file's format; `biases` is None if the mode has none."""
 
     words: NDArray[np.uint32]
@@ -35,7 +35,7 @@ class Quantised(NamedTuple):
 FP4_MODES = ("mxfp4", "nvfp4")
 
 
-def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> Quantised:
+def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> QuantisedRows:
     """Quantise rows of float weights by `packing`; scales and biases of affine modes have the type `floats`."""
     rows, inputs = weights.shape
     groups = np.ascontiguousarray(weights, np.float32).reshape(rows, inputs // packing.group, packing.group)
@@ -51,7 +51,7 @@ def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     return packed.view("<u4")
 
 
-def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
+def _affine(groups: Floats, bits: int, floats: FloatType) -> QuantisedRows:
     """Quantise so that zero and the end of the range farther from zero are exact, up to the rounding of the scale."""
     steps = 2**bits - 1
     low, high = groups.min(-1), groups.max(-1)
@@ -66,7 +66,7 @@ def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(step == 0, 0.0, np.rint((groups - origin) / step))
     rows = groups.shape[0]
-    return Quantised(pack_words(np.clip(values, 0, steps).astype(np.uint8).reshape(rows, -1), bits), scales, biases)
+    return QuantisedRows(pack_words(np.clip(values, 0, steps).astype(np.uint8).reshape(rows, -1), bits), scales, biases)
 
 
 def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats]:
@@ -79,7 +79,7 @@ def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats
     return codes | signs, error
 
 
-def _mxfp4(groups: Floats) -> Quantised:
+def _mxfp4(groups: Floats) -> QuantisedRows:
     """Scale each group by a power of two: of the two around its largest value over 6, the one with less error."""
     largest = np.maximum(np.abs(groups).max(-1), np.float32(2.0**-120)) / 6
     floor = np.floor(np.log2(largest))
@@ -90,15 +90,15 @@ def _mxfp4(groups: Floats) -> Quantised:
     exponent = np.where(is_better, high[0], low[0])
     codes = np.where(is_better[..., None], high[1], low[1])
     scales = np.clip(exponent + 127, 0, 254).astype(np.uint8)
-    return Quantised(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
+    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
 
 
-def _nvfp4(groups: Floats) -> Quantised:
+def _nvfp4(groups: Floats) -> QuantisedRows:
     """Scale each group by an eight-bit float (e4m3): its largest value over 6, rounded to nearest."""
     exact = np.abs(groups).max(-1) / 6
     scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, exact).astype(np.uint8)
     codes, _ = _fp4_codes(groups, _E4M3[scales])
-    return Quantised(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
+    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
 
 
 def fp4_values(codes: NDArray[np.uint8], scales: NDArray[np.uint8], mode: str) -> Floats:

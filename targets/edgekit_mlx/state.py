@@ -25,7 +25,7 @@ from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
 from edgekit_mlx.worker import MlxThread
 
-# Most original keys to keep beside the cache: rotating from them never accumulates rounding errors.
+# The most original keys to keep in addition to the cache: rotating from them never accumulates rounding errors.
 _MAX_ORIGINALS = 64
 _PIECE_TOKENS = 512
 

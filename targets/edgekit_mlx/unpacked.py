@@ -56,7 +56,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:
-    """Yield each tensor of the file with a tensor of the model, and its place in a stack of experts."""
+    """Yield each tensor of the file with a tensor of the model, and its index in a stack of experts."""
     for whole, parts in file_tensors(model):
         for index, tensor in enumerate(parts):
             yield whole, tensor, slice(index, index + 1) if tensor.is_of_expert else None

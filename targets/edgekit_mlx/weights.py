@@ -100,7 +100,7 @@ class Weights:
             self.layer_inputs = MappedTable(files / WEIGHTS, LAYER_INPUTS, packed.pop(LAYER_INPUTS), self.numbers)
             for name in [name for name in arrays if name.startswith(f"{LAYER_INPUTS}.")]:
                 del arrays[name]  # loaded when it is first used, so never
-        # By the model's names, which the file's differ from in some families; stacks of experts by the file's.
+        # Under the model's names, from which the file's differ in some families; stacks of experts under the file's.
         names = {
             module_on_disk(model, each.tensor): module_on_disk(model, each.parts[0])
             for each in file_tensors(model)

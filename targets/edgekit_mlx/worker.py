@@ -20,7 +20,7 @@ class MlxThread:
         self._is_closed = False
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns. MLX's errors are raised as TargetFailed."""
+        """Run `work` and return its result. MLX's errors are raised as TargetFailed."""
         if self._is_closed:
             raise InvalidInput("the engine is closed")
         if threading.current_thread().name.startswith("mlx_"):

@@ -1,4 +1,4 @@
-"""LoRA adapters beside packed integers: graphs with two more inputs for each adapted product, and their bound values.
+"""LoRA adapters on packed integers: graphs with two more inputs for each adapted product, and their bound values.
 
 The graph is derived from the audited one when the first adapter that needs it is loaded. It uses the same weights, so
 its session takes little memory, and requests without an adapter run the exported graph. onnxruntime silently ignores
@@ -17,7 +17,7 @@ from edgekit.errors import TargetFailed, vendor_errors
 from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.layout import with_nodes
-from edgekit_onnx.loading import Loaded
+from edgekit_onnx.loading import AuditedArtifact
 from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 
 _PRODUCT = ".product"
@@ -34,7 +34,7 @@ class OnnxAdapter(NamedTuple):
 
 def bind_adapter(
     model: ModelSpec,
-    loaded: Loaded,
+    loaded: AuditedArtifact,
     adapter: LoraAdapter,
     known_sites: Collection[frozenset[str]],
     *,

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from edgekit_onnx.kv_arena import KVArena
 from edgekit_onnx.runner import Runner
-from edgekit_onnx.session_variants import Running
+from edgekit_onnx.session_variants import StateSessions
 
 
 class AttentionReader:
     """Reads the attention that the newest tokens of a state pay, with the sessions of derived graphs."""
 
-    def __init__(self, runner: Runner, running: Running, *, heads: int, layers: int, chunk_tokens: int) -> None:
+    def __init__(self, runner: Runner, running: StateSessions, *, heads: int, layers: int, chunk_tokens: int) -> None:
         """`chunk_tokens`: the most tokens of a call, which is even where exact mode would pad it."""
         self._runner, self._running, self._chunk_tokens = runner, running, chunk_tokens
         self._heads, self._layers = heads, layers

@@ -13,7 +13,7 @@ _QUERIES = "attention.queries"
 
 
 def with_attention(data: bytes) -> bytes:
-    """Derive a graph with an output `attention.<layer>` [sequence, head, token] for each layer with a cache of its own.
+    """Derive a graph with an output `attention.<layer>` [sequence, head, token] for every layer with its own cache.
 
     The derived graph has a float32 cache; `with_halves` may follow.
     """

@@ -55,43 +55,43 @@ _FACT = "audited"
 Signature = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
 
 
-class Audited(Frozen):
+class AuditRecord(Frozen):
     """The graphs passed for plans of at most that many positions. A damaged number does not fit `stamp`."""
 
     positions: Count
     stamp: Sha256
 
     @classmethod
-    def of(cls, key: str, positions: int) -> Audited:
+    def of(cls, key: str, positions: int) -> AuditRecord:
         return cls(positions=positions, stamp=hashlib.sha256(f"{key} {positions}".encode()).hexdigest())
 
     def covers(self, key: str, positions: int) -> bool:
-        return self.positions >= positions and self == Audited.of(key, self.positions)
+        return self.positions >= positions and self == AuditRecord.of(key, self.positions)
 
 
-class Checked(NamedTuple):
+class CheckedGraph(NamedTuple):
     """A graph that passed the audit: open exactly these bytes."""
 
     name: str
     data: bytes
 
 
-def audit(plan: Plan, files: Path) -> list[Checked]:
+def audit(plan: Plan, files: Path) -> list[CheckedGraph]:
     """Check and return the graphs of an artifact: the body's parts and the head, or the encoder."""
     size = _regular(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
-    graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
+    graphs = [CheckedGraph(name, _read(files / f"{name}.onnx")) for name in names]
     key, positions = _key(plan, parts, size, graphs), table_rows(plan)
-    known = read_fact(key, _FACT, Audited)
+    known = read_fact(key, _FACT, AuditRecord)
     if known is None or not known.covers(key, positions):
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        write_fact(key, _FACT, Audited.of(key, positions))
+        write_fact(key, _FACT, AuditRecord.of(key, positions))
     return graphs
 
 
-def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[Checked]) -> str:
+def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[CheckedGraph]) -> str:
     """Return a hash of everything that an audit depends on but positions, including these rules.
 
     Openings of one artifact that differ in context, sequences or threads have the same.
@@ -322,7 +322,7 @@ class _Graph:
                 raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")
 
     def _experts(self, node: Any, options: Mapping[str, int]) -> None:
-        """Check that attributes and weights are those of the plan's experts."""
+        """Check that attributes and weights agree with the plan's experts."""
         experts, hidden = self.plan.model.experts, self.plan.model.hidden_size
         bits, block = options.get("expert_weight_bits", 0), options.get("block_size", 0)
         if experts is None or options.get("k") != experts.active or options.get("swiglu_fusion") != 1:
@@ -345,7 +345,7 @@ class _Graph:
             raise self.refuse(f"experts {quote_short(node.name)} do not fit their weights")
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """Check that the heads are those of a layer; refuse a `state_window`."""
+        """Check that the heads agree with a layer of the plan; refuse a `state_window`."""
         rules = [layer.delta_rule for layer in self.plan.model.layers if layer.delta_rule]
         heads = options.get("q_num_heads"), options.get("kv_num_heads")
         if options.get("state_window") or heads not in [(rule.key_heads, rule.value_heads) for rule in rules]:

@@ -44,7 +44,7 @@ from edgekit_onnx.int8_kv import read_steps, with_steps
 from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS, parts_of
-from edgekit_onnx.loading import Loaded, load
+from edgekit_onnx.loading import AuditedArtifact, load
 from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES, gives_attention
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
@@ -66,8 +66,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     ) -> None:
         """Audit the artifact and open its sessions.
 
-        `provider` overrides that of the plan's backend, for example to check a graph for CUDA on the CPU. Without
-        `packs`, weights are used straight from the file: no copy is made, and products are slow.
+        `provider` replaces the provider of the plan's backend, for example to check a graph for CUDA on the CPU.
+        Without `packs`, weights are used straight from the file: no copy is made, and products are slow.
         """
         super().__init__(plan)
         self._exact = exact
@@ -82,10 +82,10 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
         self._rotation = Rotation(plan.model, plan.context)
-        # Only a plan whose window needs attention pays for sessions that give it.
+        # Only a plan whose window scores tokens by attention pays for sessions that return attention.
         attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
         self._attends = plan.cache.keep in attending
-        self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
+        self._loaded: AuditedArtifact = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
             note
             for note in (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
@@ -365,7 +365,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             drafted.add(tokens, hidden[row:] if len(batch) > 1 else hidden)
 
     def _run_after_exit(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
-        """Reuse an early exit of the same tokens and run only the later layers; return False if there was none."""
+        """Continue from an early exit of the same tokens with the later layers only; return False if there was none."""
         drafted, fed = state.drafted, ids.shape[1]
         if chunk.exit_layer is not None or drafted is None or drafted.start != state.length:
             return False

@@ -82,4 +82,4 @@ def _shared(graph: Graph, experts: Experts, routed: ir.Value, mixed: ir.Value, n
     return graph.op("Mul", mixed, share, name=f"{name}.scaled")
 
 
-_ROUTER_WEIGHTS = 14  # place of this input of QMoE
+_ROUTER_WEIGHTS = 14  # index of this input of QMoE

@@ -1,6 +1,6 @@
 """Keys and values in 16 bits: graphs derived from the exported ones, in which attention runs in float16.
 
-With float32 queries beside a float16 cache, onnxruntime would convert the whole cache at each step.
+With float32 queries and a float16 cache, onnxruntime would convert the whole cache at each step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_halves(data: bytes) -> bytes:
 def with_floats(data: bytes) -> bytes:
     """Derive a graph with a cache in float32, for packing.
 
-    onnxruntime would save a float16 cache beside float32 queries with casts of the whole cache, for every step.
+    A graph with float16 cache and float32 queries would be saved with casts of the whole cache in every step.
     """
     import onnx
     from onnx import TensorProto

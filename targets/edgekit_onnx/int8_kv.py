@@ -34,7 +34,7 @@ BITS = 8
 LARGEST = 127
 MARGIN = 1.5
 SEQUENCES, LENGTH = 2, 128
-_STEPS = "steps"  # the tensor: of each layer the bytes of keys, then those of values
+_STEPS = "steps"  # the tensor: for each layer the bytes of keys, then of values
 _EIGHTHS, _LEAST_EXPONENT = 8, -20  # a byte of 0 is the step of a channel that was always zero
 _STEP_OF = np.array([2.0 ** (_LEAST_EXPONENT + code / _EIGHTHS) for code in range(256)]).astype(np.float32)
 
@@ -94,7 +94,7 @@ def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]
 
 
 def write_steps(folder: Path, steps: Steps) -> None:
-    """Write the steps to a small file beside the graphs."""
+    """Write the steps to a small file in the folder of the graphs."""
     codes = np.concatenate([_codes(array).ravel() for _, array in _named(steps)])
     with TensorWriter(folder / STEPS_FILE, {_STEPS: ("U8", codes.shape)}) as writer:
         writer.write(_STEPS, codes)

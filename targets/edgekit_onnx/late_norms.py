@@ -53,7 +53,7 @@ def write_late_norms(
 
 
 def _positions(graph: Graph, x: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Write the position of each token [batch, tokens]: `lengths` is that of the last one."""
+    """Write the position of each token [batch, tokens]: `lengths` is the position of the last one."""
     zero, one = graph.constant("number.0", 0, INT64), graph.constant("number.1", 1, INT64)
     last = graph.op("Cast", lengths, name="positions.last", to=INT64)
     ends = graph.op("Unsqueeze", last, graph.constant("axis.1", [1], INT64), name="positions.ends")

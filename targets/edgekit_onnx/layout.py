@@ -15,12 +15,12 @@ SPARE_TOKENS = 2
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
 MASKED = -10_000.0  # added to an encoder's scores outside a window or of padding; their exponentials are then zero
-SINKS = 11  # the place of a learnt logit for each head among the inputs of GroupQueryAttention
+SINKS = 11  # index of the learnt logits, one per head, among the inputs of GroupQueryAttention
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 
 class GraphPart(NamedTuple):
-    """Layers `start` to `stop` in one graph; an early exit may leave after it."""
+    """Layers `start` to `stop` in one graph; an early exit may follow `stop`."""
 
     start: int
     stop: int
@@ -63,7 +63,7 @@ def attention_name(layer: int) -> str:
 
 
 def window_masks(model: ModelSpec) -> dict[str, int]:
-    """Return the inputs of an encoder that mask what lies outside windows, with the tokens on each side."""
+    """Return the encoder's input names of masks for windows, with the tokens on either side that a window has."""
     return {f"mask.{layer.window}": layer.window for layer in model.layers if model.encoder and layer.window}
 
 
@@ -84,5 +84,5 @@ def with_nodes(model: Any, nodes: Iterable[Any]) -> bytes:
 
 
 def table_rows(plan: Plan) -> int:
-    """Positions of the rotary tables: those of a state, and of padding."""
+    """Positions of the rotary tables: of a state, and of padding."""
     return plan.storage.capacity_tokens + SPARE_TOKENS

@@ -1,4 +1,4 @@
-"""Opens the files of an artifact: audits every graph, and opens sessions on packed weights where these can be kept."""
+"""Opens the files of an artifact: audits every graph, and opens sessions, on packed weights if they can be kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit
-from edgekit_onnx.audit import Checked, audit
+from edgekit_onnx.audit import CheckedGraph, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
 from edgekit_onnx.float16_kv import BITS as HALF_BITS
@@ -25,7 +25,7 @@ from edgekit_onnx.float16_kv import halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
-from edgekit_onnx.prepack_cache import Packed, get_or_build
+from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.sessions import Provider, open_beside, open_session, options
 
@@ -55,7 +55,7 @@ class Graphs(NamedTuple):
 
     @property
     def has_halves(self) -> bool:
-        """True where graphs for a cache of 16 bits lie beside the packed ones."""
+        """True if the folder of packed graphs also has graphs for a cache of 16 bits."""
         return self.shares_weights and self.plan.storage.kv_bits == HALF_BITS
 
     def read(self, *, halves: bool = False) -> list[bytes]:
@@ -94,7 +94,7 @@ class Graphs(NamedTuple):
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider.device, 0)
 
 
-class Loaded(NamedTuple):
+class AuditedArtifact(NamedTuple):
     """An audited artifact: the session of its head, and the graphs of its body to be opened."""
 
     head: Any
@@ -126,7 +126,7 @@ class Loaded(NamedTuple):
         return HostArray(rows, width, self.numbers)
 
 
-def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> Loaded:
+def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> AuditedArtifact:
     """Audit every graph that the plan names, and open the head on `provider`.
 
     Without `packs`, weights are used as the file holds them: slower, and nothing is copied.
@@ -134,7 +134,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     graphs = audit(plan, files)
     manifest = files / MANIFEST
     sealed = manifest.read_bytes() if manifest.exists() else b""
-    packed = _packed(plan, files, graphs, sealed) if packs else Packed(None)
+    packed = _packed(plan, files, graphs, sealed) if packs else PackedFolder(None)
     is_copied = packs and plan.backend == "cpu" and packed.folder is None
     if is_copied:
         _check_memory(files, packed.note)
@@ -143,7 +143,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
         opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
     else:
         opened = open_beside(files, head.data, provider, chosen)
-    return Loaded(
+    return AuditedArtifact(
         head=opened,
         graphs=Graphs(
             plan,
@@ -173,11 +173,11 @@ def _check_memory(files: Path, note: str) -> None:
         )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], sealed: bytes) -> Packed:
+def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes) -> PackedFolder:
     if plan.backend != "cpu":
-        return Packed(None)
+        return PackedFolder(None)
     if not sealed:
-        return Packed(None, _UNSEALED)
+        return PackedFolder(None, _UNSEALED)
 
     # Only what is packed: an artifact that is exported again, which measures anew, finds what the first one packed.
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
@@ -187,7 +187,7 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], sealed: bytes) -
     return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))
 
 
-def _hash(first: bytes, graphs: Sequence[Checked]) -> str:
+def _hash(first: bytes, graphs: Sequence[CheckedGraph]) -> str:
     digest = hashlib.sha256(first)
     for graph in graphs:
         digest.update(graph.data)

@@ -110,7 +110,7 @@ class OnnxPacking:
         return [self._stacked(part, block) for part in parts]
 
     def biases(self, experts: Sequence[Sequence[str]]) -> DataLocation:
-        """Write the biases of all experts' modules; those of one expert alternate like the rows of `experts`."""
+        """Write the biases of all experts' modules; in one expert they alternate like the rows of `experts`."""
         each = [np.stack([self.weights.floats(f"{module}.bias") for module in expert], axis=1) for expert in experts]
         return self.floats(np.stack(each))
 

@@ -46,7 +46,7 @@ _REMOVED = "another process has removed the packed weights; weights are copied i
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
-class Packed(NamedTuple):
+class PackedFolder(NamedTuple):
     """The folder of the packed graphs; None if the exported ones must be opened, with a note that says why."""
 
     folder: Path | None
@@ -54,35 +54,35 @@ class Packed(NamedTuple):
     hold: Hold | None = None  # keeps the folder in the cache
 
 
-def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
+def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedFolder:
     """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder."""
     try:
         limit = _limit()
         if limit == 0:
-            return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
+            return PackedFolder(None, "packed weights are turned off (EDGEKIT_PACKED)")
         features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
         name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {features} {arithmetic()}".encode()).hexdigest()
         place = home() / "packed" / name[:32]
         hold = Hold.of(place)
         if is_whole(place) and hold is not None:
             os.utime(place)
-            return Packed(place, hold=hold)
+            return PackedFolder(place, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
         needed = int(weights * SHARE_OF_WEIGHTS)
         if needed > limit:
-            return Packed(
+            return PackedFolder(
                 None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
             )
         place.parent.mkdir(parents=True, exist_ok=True)
         _make_room(place.parent, limit - needed, place)
         free = free_bytes(place.parent)
         if free < needed:
-            return Packed(
+            return PackedFolder(
                 None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
             )
         working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE), free_memory()
         if memory is not None and memory.bytes < working:
-            return Packed(
+            return PackedFolder(
                 None,
                 f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
                 f"free ({memory.source}); weights are copied instead",
@@ -93,10 +93,10 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
             show_bytes(weights),
         )
         hold = Hold.of(_make(place, save))
-        return Packed(place if hold is not None else None, "" if hold is not None else _REMOVED, hold)
+        return PackedFolder(place if hold is not None else None, "" if hold is not None else _REMOVED, hold)
     except (OSError, EdgekitError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return Packed(
+        return PackedFolder(
             None, f"packed weights cannot be kept in {home() / 'packed'}: {reason}; weights are copied instead"
         )
 
@@ -257,7 +257,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _stamp(place: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]:
-    """Return what changes when a file is replaced or rewritten."""
+    """Return the facts of a file that change when it is replaced or rewritten."""
     infos = [(name, (place / name).lstat()) for name in names]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
 

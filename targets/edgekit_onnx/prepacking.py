@@ -16,7 +16,7 @@ import numpy as np
 
 from edgekit.common.files import write_file
 from edgekit.errors import EdgekitError, TargetFailed
-from edgekit_onnx.audit import Checked
+from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
@@ -26,7 +26,7 @@ from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
 _LEAST_BYTES_PER_S = 1_000_000
 
 
-def pack_apart(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> None:
+def pack_apart(files: Path, threads: int, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> None:
     """Write packed graphs into `folder`, in a child process, or here if the app cannot start Python."""
     said = _child(files, threads, kv_bits, graphs, folder)
     if said is None:
@@ -40,10 +40,10 @@ def time_limit_s(files: Path) -> int:
     return 120 + (files / DATA_FILE).stat().st_size // _LEAST_BYTES_PER_S
 
 
-def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> None:
+def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> None:
     """Save each graph with packed weights, and check that it still gives the same bits.
 
-    Of an artifact with a cache of 16 bits, the graph is saved with one of 32, and the graph for 16 beside it.
+    For an artifact with a cache of 16 bits, two graphs are saved: one for a cache of 32 bits, one for 16.
     """
     provider = PROVIDERS["cpu"]
     for graph in graphs:
@@ -57,7 +57,7 @@ def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], fol
             write_file(folder / halves_of(graph.name), with_halves(packed.read_bytes()))
 
 
-def _child(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> str | None:
+def _child(files: Path, threads: int, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> str | None:
     """Pack in a child process. Returns an error message, empty on success; None if the child did not run or answer."""
     if getattr(sys, "frozen", False) or not sys.executable:
         return None
@@ -85,7 +85,7 @@ def _main() -> None:
     files, folder, threads, kv_bits, *sizes = sys.argv[1:]
     graphs = []
     for name, size in (word.rsplit(":", 1) for word in sizes):
-        graphs.append(Checked(name, sys.stdin.buffer.read(int(size))))
+        graphs.append(CheckedGraph(name, sys.stdin.buffer.read(int(size))))
     failed = ""
     try:
         pack(Path(files), int(threads), int(kv_bits), graphs, Path(folder))

@@ -20,12 +20,12 @@ from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.layout import GraphPart, attention_name, hidden_name
-from edgekit_onnx.loading import Loaded
+from edgekit_onnx.loading import AuditedArtifact
 from edgekit_onnx.offers import KEPT_TOKENS
 from edgekit_onnx.sessions import CallOptions
 
 if TYPE_CHECKING:
-    from edgekit_onnx.session_variants import Running
+    from edgekit_onnx.session_variants import StateSessions
 
 _KEPT_BINDINGS = 48
 _KEPT_LOGITS = 4  # rows; for more, a new binding is made each time
@@ -37,7 +37,7 @@ class Runner:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: AuditedArtifact,
         *,
         hidden_size: int,
         vocabulary: int,
@@ -68,7 +68,7 @@ class Runner:
 
     def body(
         self,
-        running: Running,
+        running: StateSessions,
         arena: KVArena,
         slot: int,
         ids: NDArray[np.int64],
@@ -92,7 +92,7 @@ class Runner:
         self._ids[: ids.size] = ids.reshape(-1)
         in_halves = self._device == "cpu" and arena.dtype == np.float16
         # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
-        # requests larger buffers than the one before, and the arena would keep those of every step.
+        # requests larger buffers than the one before, and the arena would keep the buffers of every step.
         is_step = in_halves and tokens <= KEPT_TOKENS
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
@@ -135,7 +135,7 @@ class Runner:
         return logits
 
     def _new_rows(self, rows: int) -> NDArray[np.float32]:
-        """Return an array of logits; of several rows always as part of a large one, so that malloc reuses its place.
+        """Return an array of logits; of several rows always as part of a large one, so that malloc reuses its memory.
 
         Arrays of changing sizes, of a megabyte a row with a large vocabulary, would fragment the heap.
         """
@@ -147,7 +147,7 @@ class Runner:
         assert isinstance(self._last, HostArray)
         return self._last.values[start:stop]
 
-    def hidden(self, running: Running, stop: int) -> NDArray[Any]:
+    def hidden(self, running: StateSessions, stop: int) -> NDArray[Any]:
         """Return the buffer of hidden states [tokens, width] after layer `stop`, at which a part ends; CPU only."""
         index = next(index for index, (part, _) in enumerate(running.sessions) if part.stop == stop)
         array = self._hidden[index % 2]
@@ -188,7 +188,7 @@ class Runner:
     def _binding(
         self,
         index: int,
-        running: Running,
+        running: StateSessions,
         arena: KVArena,
         slot: int,
         piece: tuple[int, int, int],
@@ -207,7 +207,7 @@ class Runner:
     def _bind(
         self,
         index: int,
-        running: Running,
+        running: StateSessions,
         arena: KVArena,
         slot: int,
         piece: tuple[int, int, int],
@@ -268,7 +268,7 @@ def _bind_attention(binding: Any, part: GraphPart, attention: Mapping[int, NDArr
 def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
     """Cut a call into pieces of at most `most` tokens, with a cut after the first `kept` ones, if need be.
 
-    No piece may follow tokens that the recurrent part leaves out. These are the last ones of a call that verifies
+    No piece may follow tokens that the recurrent part leaves out. Such tokens end a call that verifies
     drafts, fewer than a piece has.
     """
     row = 0

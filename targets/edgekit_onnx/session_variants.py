@@ -28,7 +28,7 @@ class Variant(NamedTuple):
     attends: bool = False  # also gives attention's weights
 
 
-class Running(NamedTuple):
+class StateSessions(NamedTuple):
     """The sessions that run a state, and the constant inputs of each part."""
 
     variant: Variant
@@ -47,7 +47,7 @@ class SessionVariants:
         self._steps = {name: graphs.bound(array) for name, array in inputs_of(steps)} if steps else {}
         self._open: dict[Variant, Sessions] = {}
 
-    def running(self, kv_bits: int, adapter: OnnxAdapter | None, *, attends: bool = False) -> Running:
+    def running(self, kv_bits: int, adapter: OnnxAdapter | None, *, attends: bool = False) -> StateSessions:
         """Return the sessions and constant inputs for a cache width and an adapter."""
         variant = Variant(kv_bits, adapter.sites if adapter else frozenset(), attends)
         values = {**(self._steps if kv_bits == BITS else {}), **(adapter.values if adapter else {})}
@@ -56,7 +56,7 @@ class SessionVariants:
             tuple((value.name, values[value.name]) for value in session.get_inputs() if value.name in values)
             for _, session in sessions
         )
-        return Running(variant, sessions, inputs)
+        return StateSessions(variant, sessions, inputs)
 
     def sessions(self, variant: Variant) -> Sessions:
         if variant not in self._open:

@@ -116,7 +116,7 @@ def open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> A
 
 
 def _with_fallback(provider: Provider) -> list[Any]:
-    """Allow the CPU beside CUDA for operators that only shape tensors; the caller checks that CUDA started."""
+    """Allow CUDA, and the CPU for operators that only shape tensors; the caller checks that CUDA started."""
     if provider.device == "cpu":
         return [provider.name]
     return [(provider.name, {"arena_extend_strategy": "kSameAsRequested"}), PROVIDERS["cpu"].name]

@@ -8,10 +8,10 @@ from edgekit.enginekit.rope_shift import Rotation
 from edgekit_onnx.attention_reader import AttentionReader
 from edgekit_onnx.int8_kv import Steps
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
-from edgekit_onnx.session_variants import Running
+from edgekit_onnx.session_variants import StateSessions
 
 
-class Slotted(Protocol):
+class SlotHolder(Protocol):
     """The parts of a state that its table needs."""
 
     slot: int
@@ -27,17 +27,17 @@ class SlotTable:
     def __init__(
         self,
         arena: KVArena,
-        running: Running,
+        running: StateSessions,
         rotation: Rotation,
         attention: AttentionReader | None = None,
         steps: Steps | None = None,
     ) -> None:
-        """`steps` are those of an 8-bit cache."""
+        """`steps`: of an 8-bit cache."""
         self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
         self.steps = steps
-        self.states: list[Slotted] = []
+        self.states: list[SlotHolder] = []
 
-    def add(self, state: Slotted) -> int:
+    def add(self, state: SlotHolder) -> int:
         """Assign the lowest free slot to `state` and return it."""
         assert len(self.states) < self.arena.slots
         self.states.append(state)
@@ -45,7 +45,7 @@ class SlotTable:
             values[len(self.states) - 1] = 0
         return len(self.states) - 1
 
-    def free(self, state: Slotted) -> None:
+    def free(self, state: SlotHolder) -> None:
         """Free a slot and move the last state into it."""
         last = self.states.pop()
         freed = last.slot

@@ -15,7 +15,7 @@ from edgekit.enginekit.rope_shift import runs_between, shift_kv
 from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
-from edgekit_onnx.session_variants import Running
+from edgekit_onnx.session_variants import StateSessions
 from edgekit_onnx.slot_table import SlotTable
 
 
@@ -35,7 +35,7 @@ class OnnxState(StateBase):
         return self.table.arena
 
     @property
-    def running(self) -> Running:
+    def running(self) -> StateSessions:
         """The sessions that run this state, and their constant inputs."""
         return self.table.running
 

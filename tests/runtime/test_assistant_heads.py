@@ -26,7 +26,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.drafters import assistant_decoder
-from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, Seen
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, CachedText
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
 from edgekit.model.heads import read_head
@@ -163,7 +163,7 @@ def test_draft_logits_equal_those_of_transformers(
         runtime.engine.forward([Chunk(state, tokens[-1:], 1, features=row)])
         first = hidden = decoder.combine(row)[0]
         for token in drafted:
-            hidden, normed = decoder.forward(Seen.of(state), token, hidden)
+            hidden, normed = decoder.forward(CachedText.of(state), token, hidden)
             found.append(decoder.logits(normed))
         layers = {"full_attention": FULL, "sliding_attention": SLIDING}
         kv = {kind: state.cached(layer, 0, 60) for kind, layer in layers.items()}

@@ -1,4 +1,4 @@
-"""Conditions of a measurement: load, power, temperature, frequency, versions, and which of them are not reported."""
+"""Conditions of a measurement: load, power, temperature, frequency, versions, and which ones are not reported."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class CaseResult(Frozen):
     trials: tuple[Trial, ...] = ()
     summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty without a valid trial
     roofline: float | None = None  # bytes read per token × tok/s, over the measured read bandwidth
-    matrix_share: float | None = None  # operations of prefill, over those of float32 products in the same time
+    matrix_share: float | None = None  # operations of prefill, as a share of the float32 products possible in that time
     bytes_per_token: int | None = None  # read by a step with all concurrent requests
 
 
@@ -150,7 +150,7 @@ class MemoryUse(Frozen):
     pss_bytes: int | None = None
     anonymous_bytes: int | None = None
     rss_bytes: int | None = None
-    classes: tuple[MemoryClass, ...] = ()  # predicted beside measured, if the runtime reports classes
+    classes: tuple[MemoryClass, ...] = ()  # predicted and measured, if the runtime reports classes
 
 
 class Predicted(Frozen):

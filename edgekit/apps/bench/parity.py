@@ -169,7 +169,7 @@ def _weights(one: Artifact, other: Artifact, progress: Progress) -> ParityCheck:
 def _unpacked_together(
     one: Artifact, other: Artifact
 ) -> Iterator[tuple[str, NDArray[np.float32] | None, NDArray[np.float32] | None]]:
-    """Yield the tensors of both in the model's order, with only a few in memory."""
+    """Yield the tensors of two artifacts in the model's order, with only a few in memory."""
     names = list(dict.fromkeys(tensor.name for side in (one, other) for tensor in side.plan.model.tensors()))
     first, second = _Unpacked(one), _Unpacked(other)
     for name in names:
@@ -179,7 +179,7 @@ def _unpacked_together(
 
 
 class _Unpacked:
-    """The weights of an artifact by name, read in file order; tensors that come early are kept until requested."""
+    """The weights of an artifact, keyed by name and read in file order; what comes early is kept until requested."""
 
     def __init__(self, artifact: Artifact) -> None:
         self._coming = artifact.target().weights(artifact.plan, artifact.folder)
@@ -197,7 +197,7 @@ class _Unpacked:
 def _answers(
     one: _Side, other: _Side, text: Path | None, tokens: int, progress: Progress
 ) -> tuple[Divergence, Divergent | None]:
-    """Compare the logits of both on the same tokens."""
+    """Compare the logits of two artifacts on the same tokens."""
     ids = one.interface.codec.encode(read_text(text).words[: tokens * 16], add_special_tokens=False)
     capacity = min(side.artifact.plan.storage.capacity_tokens for side in (one, other))
     windows = windows_of(ids, min(PARITY_WINDOW, capacity), tokens, one.interface.opening())

@@ -15,7 +15,7 @@ from edgekit.contracts.target import Profile
 from edgekit.errors import Unsupported
 
 
-class Profiled(Frozen):
+class CaseProfile(Frozen):
     """The profile of one case on one artifact."""
 
     artifact: str
@@ -29,7 +29,7 @@ class Profiled(Frozen):
     profile: Profile
 
 
-def profile(path: str | Path, workload: Workload, progress: Progress) -> list[Profiled]:
+def profile(path: str | Path, workload: Workload, progress: Progress) -> list[CaseProfile]:
     """Profile the first request of every case of a workload, with the artifact as planned."""
     artifact = open_artifact(path)
     plan = artifact.plan
@@ -42,7 +42,7 @@ def profile(path: str | Path, workload: Workload, progress: Progress) -> list[Pr
         if refused:
             raise Unsupported(f"--profile: {case.name}: {refused}")
         profiles.append(
-            Profiled(
+            CaseProfile(
                 artifact=Path(path).name,
                 artifact_sha256=artifact.sha256,
                 target=plan.target,

@@ -1,4 +1,4 @@
-"""Sweeps recipes of one model on one device: exports, measures and evaluates each, and finds dominated ones.
+"""Sweeps recipes of one model on one device: exports, measures and evaluates every recipe, and finds dominated ones.
 
 Each recipe is planned, built, benchmarked and evaluated by the same code as in the single commands.
 """

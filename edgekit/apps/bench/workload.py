@@ -93,7 +93,7 @@ class Workload(Frozen):
 
 
 def bundled_workloads() -> dict[str, Traversable]:
-    """Return the workloads that come with edgekit, by name."""
+    """Return the workloads that come with edgekit, keyed by name."""
     folder = files("edgekit.apps.bench") / "workloads"
     return {
         path.name.removesuffix(".yaml"): path

@@ -30,11 +30,11 @@ _MOST_ATTEMPTS = 6  # without a new chunk between them
 _WRONG_BYTES_ATTEMPTS = 2
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _BLOCK = 1 << 20
-_GRACE_S = 300.0  # before the speed counts
+_GRACE_S = 300.0  # time before the speed counts
 
 
 class PlacedChunk(NamedTuple):
-    """One chunk and its place in a file."""
+    """One chunk and its offset in a file."""
 
     path: Path
     file_sha256: str

@@ -306,7 +306,7 @@ def _fill(
 
 
 def _known_pieces(folders: Iterable[Path], staging: Path, wanted: Manifest) -> Iterable[PlacedChunk]:
-    """Yield the chunks of all known artifacts on the disk, then the wanted chunks at the same places in them.
+    """Yield the chunks of all known artifacts on the disk, then the wanted chunks at the same offsets in them.
 
     The latter find equal bytes that another version of edgekit cut otherwise.
     """

@@ -1,7 +1,7 @@
 """Signatures of artifacts in the format of OpenSSF Model Signing, by the `model-signing` package (extra `sign`).
 
-A signature names every file with its hash. It lies beside them as `model.sig`. Verifying with keys or certificates uses
-no network; signatures without a key (Sigstore) do.
+A signature names every file with its hash. It is `model.sig` in the same folder. Verifying with keys or certificates
+uses no network; signatures without a key (Sigstore) do.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _is_certified(signature: bytes) -> bool:
 def _valid_certificate(material: Mapping[str, Any], where: str, now: datetime) -> str:
     """Return the certificate's subject. Raises `UntrustedSignature` unless the certificate is valid now.
 
-    model-signing checks it only at the start of its own validity period, which always succeeds.
+    model-signing itself checks it only as of the start of its validity period, which always succeeds.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID

@@ -60,7 +60,7 @@ def round_activations(name: str, inputs: torch.Tensor) -> None:
 
 
 def round_cache(name: str, values: torch.Tensor) -> None:
-    """Round keys or values in place, as a server stores them in an FP8 cache without scales of its own."""
+    """Round keys or values in place, as a server stores them in an FP8 cache without scales."""
     import torch
 
     values.copy_(values.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float())

@@ -25,7 +25,7 @@ class GpuGroup(NamedTuple):
 
 
 def all_gpus() -> dict[str, GpuProfile]:
-    """Read every profile of a GPU, by name."""
+    """Read every profile of a GPU, keyed by name."""
     folder = builtin_folder() / "gpus"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     profiles = (read_yaml(file, GpuProfile) for file in files)

@@ -33,7 +33,7 @@ _SMALLEST_SCALE = 1e-12
 
 
 def modules_with_int8_inputs(model: ModelSpec, recipe: Recipe) -> frozenset[str]:
-    """Return the modules whose integers such servers multiply with 8-bit inputs: s8 with one scale a row."""
+    """Return the modules that can be multiplied with 8-bit inputs: s8 with one scale a row."""
     linears = (tensor for tensor in model.tensors() if is_module(tensor) and tensor.is_linear)
     return frozenset(tensor.module for tensor in linears if recipe.format_of(tensor).has_int8_inputs)
 

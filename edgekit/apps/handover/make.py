@@ -66,7 +66,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
 
 
 def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
-    """Return a draft model, whose tokens must be those of the model."""
+    """Return a draft model, which must have the tokens of the model."""
     draft = open_source(name)
     if draft.spec.vocab_size != model.vocab_size:
         raise InvalidInput(
@@ -79,7 +79,7 @@ def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
 
 
 def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:
-    """Refuse 8-bit inputs for a recipe without integers that take them. A budget may promote linears to such."""
+    """Refuse 8-bit inputs for a recipe without 8-bit linears. A budget may promote linears to 8 bits."""
     if budget_bytes(recipe, model) is None and not modules_with_int8_inputs(model, recipe):
         raise InvalidInput(
             f"--activation-format int8: recipe {recipe.name} stores no linear as s8 with one scale a row;"

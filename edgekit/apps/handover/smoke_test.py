@@ -24,8 +24,8 @@ from typing import Any
 AskServer = Callable[[list[int], int], dict[str, Any]]
 
 
-class Compared:
-    """The tokens of a prompt that were compared so far."""
+class PromptComparison:
+    """The tokens of a prompt compared so far."""
 
     def __init__(self) -> None:
         self.equal = 0
@@ -49,9 +49,9 @@ def send(url: str, key: str | None, request: dict[str, Any]) -> dict[str, Any]:
         return told
 
 
-def compare(ask: AskServer, prompt: list[int], steps: list[dict[str, Any]], tie: float) -> Compared:
+def compare(ask: AskServer, prompt: list[int], steps: list[dict[str, Any]], tie: float) -> PromptComparison:
     """Compare every step of the reference with the server's choice after the same text."""
-    found, place = Compared(), 0
+    found, place = PromptComparison(), 0
     while place < len(steps) and found.failure is None:
         before = [*prompt, *(step["token"] for step in steps[:place])]
         choice = ask(before, len(steps) - place)["choices"][0]
@@ -101,13 +101,13 @@ def main() -> int:
         request = {"model": reference["model"], "prompt": tokens, "max_tokens": count, "temperature": 0, "logprobs": 1}
         return send(given.url, given.key, request)
 
-    every: list[Compared] = []
+    every: list[PromptComparison] = []
     for case in reference["answers"]:
         try:
             found = compare(ask, case["prompt_tokens"], case["steps"], reference["tie"])
         except (OSError, LookupError, TypeError, ValueError) as error:
             detail = error.read().decode(errors="replace")[:300] if isinstance(error, urllib.error.HTTPError) else ""
-            found = Compared()
+            found = PromptComparison()
             found.failure = f"{type(error).__name__}: {error} {detail}"
         every.append(found)
         sys.stdout.write(f"{'FAIL' if found.failure else 'ok  '} {case['prompt'][:40]!r}: {found}\n")
@@ -116,7 +116,7 @@ def main() -> int:
     return 1 if told.startswith("FAIL") else 0
 
 
-def verdict(every: list[Compared], most: float) -> str:
+def verdict(every: list[PromptComparison], most: float) -> str:
     """Return the line for all prompts together."""
     equal, ties = sum(each.equal for each in every), sum(len(each.ties) for each in every)
     differences = [one for each in every for one in each.differences]

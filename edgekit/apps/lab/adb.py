@@ -23,7 +23,7 @@ from edgekit.apps.lab.adb_shell import Shell
 from edgekit.apps.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, read_measurement
 from edgekit.apps.lab.leases import lease
 from edgekit.apps.lab.phone_state import ASKED, PhoneState, meminfo_bytes, phone_state
-from edgekit.apps.lab.programs import Ended, exit_error
+from edgekit.apps.lab.programs import ProgramResult, exit_error
 from edgekit.apps.lab.runner_job import check_answer, job_of
 from edgekit.common.files import file_sha256
 from edgekit.contracts.device import THIS, THIS_CPU
@@ -138,7 +138,7 @@ class AdbDevice:
                     f"{self.name}: the runner was ended on the phone (exit code {ended.code}: out of time or memory): "
                     f"{quote_short(last_line)}"
                 )
-            raise exit_error(self.name, Ended(ended.code, b"", quote_short(last_line, 300)))
+            raise exit_error(self.name, ProgramResult(ended.code, b"", quote_short(last_line, 300)))
         data = self._shell.pull(answer, max(timeout_s, _ASK_S), MAX_ANSWER_BYTES)
         counted = self._shell.ask(f"head -c 200000 {shlex.quote(meminfo)} 2>/dev/null || true; rm -f {running}", _ASK_S)
         return data, meminfo_bytes(counted)

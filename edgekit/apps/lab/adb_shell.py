@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgekit.apps.lab.programs import Ended, Programs, exit_error
+from edgekit.apps.lab.programs import ProgramResult, Programs, exit_error
 from edgekit.common.files import file_sha256
 from edgekit.errors import DeviceUnreachable, WorkloadFailed, quote_short
 
@@ -34,7 +34,7 @@ class Shell:
             raise exit_error(self.who, ended)
         return ended.answer.decode("utf-8", "replace")
 
-    def run(self, command: str, timeout_s: float) -> Ended:
+    def run(self, command: str, timeout_s: float) -> ProgramResult:
         """Run a shell command to completion. Raises `DeviceUnreachable` if the phone is lost before."""
         mark = f"edgekit-{secrets.token_hex(8)}"
         ended = self._run(["shell", f"{{ {command}\n}}; c=$?; echo; echo {mark} $c"], timeout_s)
@@ -42,7 +42,7 @@ class Shell:
         answer, mark_found, code = ended.answer.replace(b"\r\n", b"\n").rpartition(f"\n{mark} ".encode())
         if not mark_found or not code.strip().isdigit():
             raise DeviceUnreachable(f"{self.who}: adb lost {self.serial}: exit code {ended.code}: {ended.last_line}")
-        return Ended(int(code), answer, ended.last_line)
+        return ProgramResult(int(code), answer, ended.last_line)
 
     def ask_each(self, commands: Mapping[str, str], timeout_s: float) -> dict[str, str]:
         """Run several commands in one call; return the output of each, empty for a command that the phone lacks."""
@@ -98,10 +98,10 @@ class Shell:
     def stop(self) -> None:
         self._programs.stop()
 
-    def _run(self, words: list[str], timeout_s: float) -> Ended:
+    def _run(self, words: list[str], timeout_s: float) -> ProgramResult:
         return self._programs.run([self._adb, "-s", self.serial, *words], timeout_s)
 
-    def _transfer(self, words: list[str], timeout_s: float) -> Ended:
+    def _transfer(self, words: list[str], timeout_s: float) -> ProgramResult:
         """Run a push or pull; some versions of adb print errors to stdout, where others print progress."""
         ended = self._run(words, timeout_s)
         lines = [line for line in ended.answer.decode("utf-8", "replace").splitlines() if "error" in line]

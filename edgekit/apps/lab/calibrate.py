@@ -22,7 +22,7 @@ from edgekit.errors import InvalidInput
 _RUNTIME = "runtime and private weights"  # the name of the class in memory reports
 
 
-class Written(NamedTuple):
+class FigureChange(NamedTuple):
     """One changed figure of a profile: the old and the new value."""
 
     profile: str
@@ -55,7 +55,7 @@ class _Figures:
                 self.bases.setdefault(f"{plan.target}.{plan.backend}", []).append(taken_bytes - model)
 
 
-def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[Written]:
+def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[FigureChange]:
     """Write the overlays of a run's profiles; return every changed figure."""
     figures: dict[str, _Figures] = {}
     names = {device.name: device.profile for device in store.lab(run).devices}
@@ -66,7 +66,7 @@ def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[
         if measurement is None or measurement.status != "valid" or name in (THIS, THIS_CPU):
             continue
         figures.setdefault(name, _Figures()).add(measurement, store.plan(entry.artifact_sha256))
-    written: list[Written] = []
+    written: list[FigureChange] = []
     for name, one in figures.items():
         written += _overlaid(load_profile(name, profiles), one, f"measured: {run}")
     if not written:
@@ -74,7 +74,7 @@ def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[
     return written
 
 
-def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[Written]:
+def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[FigureChange]:
     import yaml
 
     changes = list(_changes(profile, figures, source))
@@ -84,7 +84,7 @@ def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[Wr
     path = user_profiles() / f"{profile.name}.yaml"
     if changes:
         write_file(path, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
-    return [Written(profile.name, path, what, before, now) for _, _, what, before, now in changes if what]
+    return [FigureChange(profile.name, path, what, before, now) for _, _, what, before, now in changes if what]
 
 
 def _changes(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator[tuple[str, Any, str, str, str]]:

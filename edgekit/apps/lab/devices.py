@@ -1,6 +1,6 @@
 """Devices of a lab: their description in the lab file, and the protocol for measuring on them. Answers are untrusted.
 
-A kind of device is found by name: built-in kinds are modules of this package, others come from the entry points
+A kind of device is looked up by name: built-in kinds are modules of this package, others come from the entry points
 `edgekit.devices`.
 """
 

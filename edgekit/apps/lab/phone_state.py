@@ -1,6 +1,6 @@
 """The state of a phone, parsed from the output of Android's services.
 
-The output differs between makers and versions; figures that are not found are None.
+The output differs between makers and versions; missing figures are None.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _ERRORS_BYTES = 2000
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
 
 
-class Ended(NamedTuple):
+class ProgramResult(NamedTuple):
     """A program's exit code, its stdout, and the last line of its stderr."""
 
     code: int
@@ -43,7 +43,7 @@ class Programs:
         environment: Mapping[str, str] | None = None,
         on_start: Callable[[int], None] | None = None,
         lease_fd: int | None = None,
-    ) -> Ended:
+    ) -> ProgramResult:
         """Run a program to completion; all processes of its group are gone afterwards.
 
         The program inherits `lease_fd`, the file descriptor of a lease: if edgekit is killed, the lease lasts as long
@@ -69,14 +69,14 @@ class Programs:
         if len(done.output) > MAX_ANSWER_BYTES:
             raise WorkloadFailed(f"{self.who}: answered more than {MAX_ANSWER_BYTES:,} bytes, which is the limit")
         lines = done.errors.decode("utf-8", "replace").strip().splitlines()
-        return Ended(done.code, done.output, quote_short(lines[-1] if lines else "nothing on stderr", 300))
+        return ProgramResult(done.code, done.output, quote_short(lines[-1] if lines else "nothing on stderr", 300))
 
     def stop(self) -> None:
         """Kill the running programs; later ones are refused."""
         self._runner.stop()
 
 
-def exit_error(who: str, ended: Ended) -> DeviceFailed:
+def exit_error(who: str, ended: ProgramResult) -> DeviceFailed:
     """Return the error for an exit code: `WorkloadFailed`, or plain `DeviceFailed` for a full disk, which may pass."""
     if any(word in ended.last_line for word in _DISK_FULL):
         return DeviceFailed(f"{who}: its disk is full: {ended.last_line}; make room there, and continue with --resume")

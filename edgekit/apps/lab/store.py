@@ -274,7 +274,7 @@ class LabStore:
             return None  # by an edgekit with another format of plans
 
     def attempts(self, run: str) -> list[Attempt]:
-        """Return every attempt, those at one entry in order."""
+        """Return every attempt; attempts at the same entry are in order."""
         rows = self._rows(
             "SELECT cell, number, begun_at, ended_at, outcome, why FROM attempts WHERE run=? ORDER BY cell, number",
             run,

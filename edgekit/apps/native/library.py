@@ -88,7 +88,7 @@ class _Chat(Structure):
 
 
 _IDS = POINTER(c_int32)
-API_VERSION = 3  # that of edgekit_native.h
+API_VERSION = 3  # as in edgekit_native.h
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_api_version": (c_int, []),
     "edgekit_last_error": (c_char_p, []),
@@ -206,7 +206,7 @@ class NativeLibrary:
 
 
 class NativeTokenizer:
-    """A tokenizer; that of a model must not outlive it."""
+    """A tokenizer. If it belongs to a model, it must not outlive the model."""
 
     def __init__(self, library: NativeLibrary, handle: int, owner: NativeModel | None) -> None:
         self._library, self._handle, self._owner = library, handle, owner
@@ -232,14 +232,14 @@ class NativeTokenizer:
         )
 
     def close(self) -> None:
-        """Free it, unless it is a model's. Closing twice is allowed."""
+        """Free the object, unless a model owns it. Closing twice is allowed."""
         handle, self._handle = self._handle, 0
         if self._owner is None:
             self._library.functions.edgekit_tokenizer_close(handle)
 
 
 class NativeTemplate:
-    """A chat template; that of a model must not outlive it."""
+    """A chat template. If it belongs to a model, it must not outlive the model."""
 
     def __init__(self, library: NativeLibrary, handle: int, owner: NativeModel | None) -> None:
         self._library, self._handle, self._owner = library, handle, owner
@@ -258,7 +258,7 @@ class NativeTemplate:
         return self._library.text(lambda text, capacity: render(self._handle, byref(chat), text, capacity))
 
     def close(self) -> None:
-        """Free it, unless it is a model's. Closing twice is allowed."""
+        """Free the object, unless a model owns it. Closing twice is allowed."""
         handle, self._handle = self._handle, 0
         if self._owner is None:
             self._library.functions.edgekit_template_close(handle)
@@ -280,7 +280,7 @@ class NativeModel:
         on_text: Callable[[str], None] | None = None,
         **options: float,
     ) -> NativeAnswer:
-        """Answer a prompt of tokens; `options` are those of `edgekit_options`."""
+        """Answer a prompt of tokens; `options` are the fields of `edgekit_options`."""
         made: _Options = self._library.functions.edgekit_default_options()
         unknown = options.keys() - {name for name, _ in _Options._fields_}
         if unknown:

@@ -20,7 +20,7 @@ _ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorc
 
 
 def find_library(target: str = "onnx") -> Path:
-    """Return the library that was compiled here from these sources, else that of the wheel."""
+    """Return the library that was compiled here from these sources, else the wheel's."""
     compiled = find_built(executorch=executorch_folder() if target == _EXECUTORCH else None)
     if compiled is not None:
         return compiled
@@ -93,7 +93,7 @@ class NativeLoop:
         self._draft_tokens = LOOKUP_TOKENS if drafts else 0
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
-        """Answer a text, or messages that the chat template renders. Options are those of `NativeModel.generate`."""
+        """Answer a text, or messages that the chat template renders. Takes the options of `NativeModel.generate`."""
         tokenizer, is_chat = self._model.tokenizer, not isinstance(prompt, str)
         if isinstance(prompt, str):
             tokens = tokenizer.encode(prompt, add_special_tokens=True)
@@ -110,6 +110,6 @@ class NativeLoop:
 
 
 def _attention() -> Path | str:
-    """ExecuTorch's attention operators, so that texts are those of Python; an empty text where its wheel has none."""
+    """ExecuTorch's attention operators, so that texts equal Python's; an empty text if its wheel has none."""
     library = executorch_folder() / _ATTENTION
     return library if library.is_file() else ""

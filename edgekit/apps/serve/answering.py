@@ -15,7 +15,7 @@ from edgekit.apps.serve.problems import ApiError
 _UNREAD_PIECES = 64
 
 
-class Asked(NamedTuple):
+class PromptJob(NamedTuple):
     """One prompt, with the options of its answers."""
 
     prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -34,7 +34,7 @@ class TokenUsage(NamedTuple):
     reasoning_tokens: int = 0
 
     def __add__(self, other: object) -> TokenUsage:
-        """Return the sum of both."""
+        """Return the sum of two usages."""
         assert isinstance(other, TokenUsage)
         return TokenUsage(*(a + b for a, b in zip(self, other, strict=True)))
 
@@ -97,7 +97,7 @@ class Answers:
                 reader.cancel()
 
 
-async def ask(call: Call, model: ServedModel, asked: Asked, *, is_admitted: bool = False) -> Answers:
+async def ask(call: Call, model: ServedModel, asked: PromptJob, *, is_admitted: bool = False) -> Answers:
     """Submit a request, or raise `ApiError`. The end of the call cancels it in any case.
 
     `is_admitted`: the call has counted its answers with `Admission.slots` already.

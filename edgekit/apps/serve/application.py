@@ -82,8 +82,8 @@ def app(
     """Return an ASGI application that serves models under their names.
 
     Args:
-        models: by name; the first is the default. Open runtimes stay open until the application's lifespan ends, which
-            closes them. Those of `edgekit.apps.serve.on_demand` are opened and closed within `max_memory`.
+        models: the served models by name; the first is the default. The application's lifespan closes open runtimes
+            at its end. Models of `edgekit.apps.serve.on_demand` are opened and closed within `max_memory`.
         settings: access rules and limits. Host, port and shutdown times are not used; your own server decides them.
         aliases: other names that clients may use, or patterns such as `gpt-*`.
 

@@ -41,7 +41,7 @@ _MOST_LISTS, _MOST_TEXTS, _MOST_VALUES = 32 << 10, 64 << 10, 512 << 10
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 
 
-class Stalled(Exception):
+class StalledClient(Exception):
     """The client does not read its response."""
 
 
@@ -304,7 +304,7 @@ class EventStream:
                 async with asyncio.timeout(settings.stall_s):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except TimeoutError:
-                raise Stalled from None
+                raise StalledClient from None
             last_sent = loop.time()
 
         async def keep_alive() -> None:
@@ -320,7 +320,7 @@ class EventStream:
                     await write(await first)
                     async for data in self._events:
                         await write(data)
-            except Stalled:
+            except StalledClient:
                 raise
             except Exception as error:
                 found = api_error(error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from edgekit import Piece
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask, chat_logprobs
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import (
     ApiFields,
@@ -205,7 +205,7 @@ async def chat_completions(call: Call) -> Response | EventStream:
         raise invalid("response_format: the answer is a call; leave out one of tool_choice and it", "response_format")
     options |= {"schema": plan.schema} if plan.is_forced else form
     messages = joined_system([message.plain(place) for place, message in enumerate(body.messages)])
-    asked = Asked(messages, options, body.choices, plan.described, body.template_options() or None)
+    asked = PromptJob(messages, options, body.choices, plan.described, body.template_options() or None)
     answers = await ask(call, model, asked)
     writer = ChatWriter(model, answers, plan, asks_logprobs=bool(body.logprobs), reports_usage=body.reports_usage)
     if body.stream:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field
 
 from edgekit import Logprob, Score
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.chat import usage_content
 from edgekit.apps.serve.fields import SamplingFields, TokenNumber, Whole, refuse
@@ -84,7 +84,7 @@ async def completions(call: Call) -> Response | EventStream:
     return json_response(await writer.whole(continued))
 
 
-class Continued(NamedTuple):
+class Continuation(NamedTuple):
     """One submitted prompt: its scores if requested, and its answers unless no token is requested."""
 
     tokens: list[int]
@@ -98,7 +98,7 @@ class Continued(NamedTuple):
 
 async def _continued(
     call: Call, model: ServedModel, body: CompletionBody, tokens: list[int], options: dict[str, Any]
-) -> Continued:
+) -> Continuation:
     score = None
     if body.echo and body.logprobs is not None and len(tokens) > 1:
         # No cached prefix is used, so equal prompts give equal numbers.
@@ -106,8 +106,9 @@ async def _continued(
         score = asyncio.create_task(runtime.prompt_logprobs(tokens, top=body.logprobs, adapter=model.adapter))
         call.stack.callback(score.cancel)
     if body.echo and options["max_tokens"] == 0:
-        return Continued(tokens, score, None)
-    return Continued(tokens, score, await ask(call, model, Asked(tokens, options, body.choices), is_admitted=True))
+        return Continuation(tokens, score, None)
+    answers = await ask(call, model, PromptJob(tokens, options, body.choices), is_admitted=True)
+    return Continuation(tokens, score, answers)
 
 
 class CompletionWriter:
@@ -123,7 +124,7 @@ class CompletionWriter:
             "system_fingerprint": model.fingerprint,
         }
 
-    async def choices(self, place: int, one: Continued) -> AsyncIterator[dict[str, Any]]:
+    async def choices(self, place: int, one: Continuation) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of the answers to one prompt."""
         first, offset = place * self._body.choices, 0
         if self._body.echo:
@@ -141,7 +142,7 @@ class CompletionWriter:
             reason = piece.finish_reason
             yield {"index": first + answer, "text": piece.text, "logprobs": logprobs, "finish_reason": reason}
 
-    async def _echo(self, one: Continued) -> dict[str, Any]:
+    async def _echo(self, one: Continuation) -> dict[str, Any]:
         """Return the prompt as a chunk."""
         text = await asyncio.to_thread(self._codec.decode, one.tokens, skip_special=True)
         if self._body.logprobs is None:
@@ -177,7 +178,7 @@ class CompletionWriter:
             return f"token_id:{token}"
         return self._codec.token_bytes(token).decode("utf-8", "replace")
 
-    async def events(self, continued: Sequence[Continued]) -> AsyncIterator[bytes]:
+    async def events(self, continued: Sequence[Continuation]) -> AsyncIterator[bytes]:
         """Yield the stream, one prompt after the other."""
         no_usage = {"usage": None} if self._body.reports_usage else {}
         for place, one in enumerate(continued):
@@ -187,7 +188,7 @@ class CompletionWriter:
             yield event({**self._frame, "choices": [], "usage": _sum(continued)})
         yield b"data: [DONE]\n\n"
 
-    async def whole(self, continued: Sequence[Continued]) -> dict[str, Any]:
+    async def whole(self, continued: Sequence[Continuation]) -> dict[str, Any]:
         """Return all choices, in the order of their prompts."""
         joined: dict[int, dict[str, Any]] = {}
         for place, one in enumerate(continued):
@@ -205,7 +206,7 @@ def _added(first: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return {**more, "text": first["text"] + more["text"], "logprobs": logprobs}
 
 
-def _sum(continued: Sequence[Continued]) -> dict[str, Any]:
+def _sum(continued: Sequence[Continuation]) -> dict[str, Any]:
     return usage_content(sum((one.usage for one in continued), TokenUsage()))
 
 

@@ -70,7 +70,7 @@ class OllamaEmbeddings(OllamaBody):
     prompt: str
 
 
-class Embedded(NamedTuple):
+class EmbeddingResult(NamedTuple):
     """The vectors of one request, its tokens, and the seconds that it took."""
 
     vectors: NDArray[np.float32]
@@ -119,13 +119,13 @@ async def ollama_embeddings(call: Call) -> Response:
 
 async def embed(
     call: Call, model: ServedModel, texts: Sequence[str | Sequence[int]], options: dict[str, Any]
-) -> Embedded:
+) -> EmbeddingResult:
     """Embed texts within the limits of the server."""
     began, submit = perf_counter(), model.runtime.runtime.submit_embed
     vectors, tokens = await read_texts(
         call, model, lambda: submit(texts, **options, adapter=model.adapter), model.runtime.results
     )
-    return Embedded(vectors, tokens, perf_counter() - began)
+    return EmbeddingResult(vectors, tokens, perf_counter() - began)
 
 
 async def read_texts(

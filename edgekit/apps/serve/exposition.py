@@ -96,7 +96,7 @@ _SIMPLE: tuple[tuple[str, str, str | None, str, Callable[[Metrics], float]], ...
 )
 
 
-# The same of a model that need not be open.
+# The same for a model that need not be open.
 _OF_MODEL: tuple[tuple[str, str, str, Callable[[PooledModel], float]], ...] = (
     ("gauge", "model_open", "1 where the model is in memory", lambda model: model.state == "ready"),
     ("gauge", "model_memory_bytes", "predicted bytes that the model takes", lambda model: model.taken_bytes),

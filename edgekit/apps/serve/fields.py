@@ -12,7 +12,7 @@ from edgekit.apps.serve.problems import ApiError, invalid, not_offered
 from edgekit.common.bounds import MAX_SEED
 
 MOST_CHOICES = 8
-# Options that a request may set under `edgekit`, in addition to those of its API.
+# Options that a request may set under `edgekit`, in addition to the options of its API.
 OWN_OPTIONS = frozenset(
     {
         "top_k", "min_p", "typical_p", "repetition_penalty", "ignore_eos", "stop_tokens", "regex", "grammar",
@@ -49,7 +49,7 @@ class ApiFields(BaseModel):
         return [name for name in given if name in fields and _WITHOUT_EFFECT in fields[name].metadata]
 
     def ignored(self) -> list[str]:
-        """Return the given fields that are unknown or have no effect, with those of parts behind dots."""
+        """Return the given fields that are unknown or have no effect, with dots before the fields of parts."""
         found, waiting = dict[str, None](), list[tuple[str, Any]]([("", self)])
         while waiting and len(found) < _MOST_IGNORED:
             path, value = waiting.pop(0)
@@ -227,7 +227,7 @@ def check_template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def refuse(body: BaseModel, fields: Mapping[str, str]) -> None:
-    """Refuse given fields that are not supported. `fields`: the reason or alternative by name."""
+    """Refuse given fields that are not supported. `fields`: the reason or alternative of every such field."""
     for name, reason in fields.items():
         if (body.model_extra or {}).get(name) not in (None, False, [], {}, ""):
             raise not_offered(reason, name)

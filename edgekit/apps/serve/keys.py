@@ -37,7 +37,7 @@ class Keys:
         return len(self._keys)
 
     def find(self, given: str) -> Key | None:
-        """The key that was given. All are compared, so that the time says nothing."""
+        """Return the key that a client sent. All keys are compared, so that the time taken reveals nothing."""
         digest, found = _digest(given), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from edgekit import Piece
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import ApiFields, Name, Real, StopText, Whole, WithoutEffect, own_options, refuse
 from edgekit.apps.serve.models import ServedModel
@@ -48,7 +48,7 @@ class AnthropicMessage(ApiFields):
     content: str | Annotated[list[ContentBlock], Field(max_length=1024)]
 
     def plain(self, param: str) -> list[dict[str, Any]]:
-        """Return it as messages for chat templates, in which each tool result is a message of its own."""
+        """Return it as messages for chat templates, in which each tool result is a separate message."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[dict[str, Any]](), list[str]()
@@ -172,7 +172,7 @@ class MessagesBody(PromptBody):
 
 
 def _with_seed(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the options under `edgekit`, including `seed`, for which this API has no field of its own."""
+    """Return the options under `edgekit`, including `seed`, for which this API has no field."""
     rest = {key: value for key, value in (given or {}).items() if key != "seed"}
     return own_options(rest) | ({"seed": given["seed"]} if given and "seed" in given else {})
 
@@ -201,7 +201,7 @@ async def messages(call: Call) -> Response | EventStream:
     call.ignore("x-edgekit-ignored-tools", ignored)
     options = body.sampling(call.service.models.default_sampling(model))
     options |= {"schema": plan.schema} if plan.is_forced else body.form()
-    answers = await ask(call, model, Asked(body.plain(), options, 1, plan.described, body.template_options()))
+    answers = await ask(call, model, PromptJob(body.plain(), options, 1, plan.described, body.template_options()))
     writer = MessageWriter(model, answers, plan)
     if body.stream:
         ping = event({"type": "ping"}, "ping")

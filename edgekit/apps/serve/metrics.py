@@ -1,4 +1,4 @@
-"""Counters of a server, beside those of its runtimes."""
+"""Counters of a server; runtimes have their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ServerMetrics:
         self.http: Counter[tuple[str, str, str]] = Counter()  # by route, method and class of status
         self.http_s: dict[str, Histogram] = {}
         self.disconnected = self.failed_streams = 0
-        self.overflows: Counter[tuple[str, str]] = Counter()  # by place and reason
+        self.overflows: Counter[tuple[str, str]] = Counter()  # by destination and reason
 
     def count_http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request that ended. Routes and methods are few: a client cannot make new series."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, JsonValue
 from starlette.responses import PlainTextResponse
 
-from edgekit.apps.serve.answering import Answers, Asked, ask
+from edgekit.apps.serve.answering import Answers, PromptJob, ask
 from edgekit.apps.serve.call import Call, EventStream, json_response
 from edgekit.apps.serve.chat import ChatTool
 from edgekit.apps.serve.fields import ApiFields, Name, joined_system, refuse
@@ -154,7 +154,7 @@ async def chat(call: Call) -> Response | EventStream:
         return _loaded(model, body, {"message": {"role": "assistant", "content": ""}})
     plan = plan_tools([tool.function for tool in body.tools or ()], "auto")
     messages = joined_system([message.plain() for message in body.messages])
-    asked = Asked(messages, body.sampling(call, model), 1, plan.described, body.thinking())
+    asked = PromptJob(messages, body.sampling(call, model), 1, plan.described, body.thinking())
     return await _answer(call, body, LineWriter(model, await ask(call, model, asked), "message"))
 
 
@@ -171,7 +171,7 @@ async def generate(call: Call) -> Response | EventStream:
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = [*system, {"role": "user", "content": body.prompt}] if is_chat else body.prompt
     options = body.sampling(call, model)
-    asked = Asked(prompt, options, 1, None, body.thinking() if is_chat else None)
+    asked = PromptJob(prompt, options, 1, None, body.thinking() if is_chat else None)
     return await _answer(call, body, LineWriter(model, await ask(call, model, asked), "response"))
 
 

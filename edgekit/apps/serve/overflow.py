@@ -18,7 +18,7 @@ _CONVERSATIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api
 
 
 def route_for(error: ApiError, policy: RoutePolicy | None, path: str, *, may_move: bool) -> Route | None:
-    """Return the other place for a request that failed with `error`; None: there is none, the client gets the error.
+    """Return the server or smaller model for a request that failed with `error`; None: the client gets the error.
 
     `may_move`: the smaller model could take over the request. Only conversations go there, because texts of
     `/v1/completions` may be meant for one tokenizer.

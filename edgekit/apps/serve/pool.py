@@ -48,7 +48,7 @@ def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path | None] | N
 
     Args:
         path: the artifact's folder.
-        adapters: LoRA adapters (PEFT folders) by name; None: one that is sealed in the artifact.
+        adapters: LoRA adapters by name: their PEFT folders; None for one that is sealed in the artifact.
         opening: options of `edgekit.open`, except `memory`, which the server decides.
     """
     if "memory" in opening:
@@ -243,7 +243,7 @@ class ModelPool:
             self._expire_later(model)
 
     async def _room_for(self, model: PooledModel) -> int | None:
-        """Take the memory of a model, closing others that nothing uses; return the bytes that the process may have."""
+        """Reserve the memory of a model, closing unused models; return the bytes that the process may have."""
         assert model.source is not None
         until = monotonic() + self._settings.wait_s
         while True:
@@ -347,7 +347,7 @@ class ModelPool:
         return runtime
 
     def _own_bytes(self, model: PooledModel) -> int:
-        """Return the private bytes of a model without those that the process has anyway."""
+        """Return the private bytes of a model, less the bytes of an empty process."""
         assert model.source is not None
         return model.source.private_bytes - min(model.source.runtime_bytes, self._base_bytes)
 

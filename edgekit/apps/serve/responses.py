@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from edgekit.apps.serve.answering import Answers, Asked, TokenUsage, ask, chat_logprobs
+from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.chat import JsonSchema
 from edgekit.apps.serve.fields import (
@@ -100,7 +100,7 @@ class ResponseBody(SamplingFields):
         return {"schema": schema}
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
-        """Return the plan for the functions, and the types of tools that are left out."""
+        """Return the plan for tools that are functions, and the types of all other tools, which are left out."""
         functions, ignored = list[FunctionTool](), list[str]()
         for tool in self.tools or ():
             inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]
@@ -190,7 +190,7 @@ async def responses(call: Call) -> Response | EventStream:
     options |= {"schema": plan.schema} if plan.is_forced else form
     effort = (body.reasoning or {}).get("effort")
     thinking = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else None
-    answers = await ask(call, model, Asked(body.messages(), options, 1, plan.described, thinking))
+    answers = await ask(call, model, PromptJob(body.messages(), options, 1, plan.described, thinking))
     writer = ResponseWriter(model, answers, plan, body, asks_logprobs=asks_logprobs)
     if body.stream:
         return EventStream(call, writer.stream(), writer.failed)
@@ -285,7 +285,7 @@ class ResponseWriter:
         return events
 
     def _grown(self, kind: str, part: str, text: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """Return the events of more text, after those that open its item."""
+        """Return the events of more text, preceded by the events that open its item if it is new."""
         events: list[dict[str, Any]] = []
         if self._item is None or self._item["type"] != kind:
             events += self._close()

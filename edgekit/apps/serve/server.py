@@ -97,7 +97,7 @@ def run(service: Service, listener: socket.socket) -> None:
 
 
 class _NoFlood(logging.Filter):
-    """Drops what asyncio would write for every connection."""
+    """Drops the log lines that asyncio would write for every connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class DeadlineProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not arrive in time, or others need its place."""
+    """A connection that is closed if a request's headers do not arrive in time, or newer connections need its slot."""
 
     most_connections = _MOST_CONNECTIONS
     _timer: asyncio.TimerHandle | None = None

@@ -58,7 +58,7 @@ def machine_speed(cores: int, cache_bytes: int, ram_bytes: int, *, again: bool =
 
 
 def measure(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed:
-    """Measure both speeds in this process."""
+    """Measure bandwidth and compute in this process."""
     return MachineSpeed(
         read_gb_s=read_bandwidth(cores, cache_bytes, ram_bytes), fp32_tflops=multiply_speed(cores), cores=cores
     )

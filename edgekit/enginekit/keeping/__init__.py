@@ -20,7 +20,7 @@ def scorers() -> dict[str, Scorer]:
 
 
 def scorers_for(*given: str) -> tuple[str, ...]:
-    """Return the names of the scorers that need nothing but what is given: `CACHE`, `ATTENTION`."""
+    """Return the names of the scorers that need only the given input: `CACHE` or `ATTENTION`."""
     return tuple(name for name, scorer in scorers().items() if scorer.needs in given)
 
 

@@ -1,6 +1,6 @@
 """The forward pass of Gemma 4's assistant: one token through a few layers that attend to the target's cache.
 
-A query has the position of the text's newest token, which is not in the cache yet, and so have those of drafted tokens:
+Every query has the position of the text's newest token, which is not in the cache yet, also for drafted tokens:
 what they see of the text is what the target has read, and all they know of each other is in the hidden state.
 """
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     ReadKV = Callable[[int, int, int], CachedKV]
 
 
-class Seen(NamedTuple):
+class CachedText(NamedTuple):
     """The part of a text that the target has cached: the methods and properties of its state."""
 
     read: ReadKV
     embed: Embed  # tokens, as the target's first layer reads them
     length: int  # tokens
-    next_position: int  # of the token after them
+    next_position: int  # of the token that follows the cached ones
 
     @staticmethod
-    def of(state: State) -> Seen:
-        return Seen(state.cached, state.embedded, state.length, state.next_position)
+    def of(state: State) -> CachedText:
+        return CachedText(state.cached, state.embedded, state.length, state.next_position)
 
 
-class Drafted(NamedTuple):
+class AssistantOutput(NamedTuple):
     """The results of one token: the hidden state that the next one reads, and the one that its logits follow from."""
 
     hidden: Floats  # [target's width]
@@ -47,7 +47,7 @@ class Drafted(NamedTuple):
 
 
 class AssistantDecoder(HeadArithmetic):
-    """An assistant that runs, without a cache of its own."""
+    """An assistant that runs. It has no cache."""
 
     def __init__(self, head: HeadWeights) -> None:
         super().__init__(head)
@@ -58,16 +58,16 @@ class AssistantDecoder(HeadArithmetic):
         """Norm the target's hidden states [tokens, width], as its own head reads them."""
         return self._norm(hidden, TARGET_NORM)
 
-    def forward(self, seen: Seen, token: int, hidden: Floats) -> Drafted:
-        """Feed a token and the hidden state before it: the target's, or that of the drafted token before."""
+    def forward(self, seen: CachedText, token: int, hidden: Floats) -> AssistantOutput:
+        """Feed a token and the hidden state before it: the target's, or the assistant's at the drafted token before."""
         x = self._linear(np.concatenate([seen.embed([token])[0], hidden])[None], "pre_projection")
         for index in range(len(self.spec.layer.layers)):
             x = self._layer(seen, index, x)
         normed = self._norm(x, "norm.weight")
-        return Drafted(self._linear(normed, "post_projection")[0], normed[0])
+        return AssistantOutput(self._linear(normed, "post_projection")[0], normed[0])
 
     def logits(self, normed: Floats) -> Floats:
-        """Return the logits [draft vocabulary] after a token; those of clusters that are not read are -inf."""
+        """Return the logits [draft vocabulary] after a token; -inf in clusters that are not read."""
         rows, clusters = self._weights[HEAD], self.spec.clusters
         if clusters is None:
             logits: Floats = rows @ normed
@@ -78,7 +78,7 @@ class AssistantDecoder(HeadArithmetic):
         logits[likeliest] = rows.reshape(clusters, size, -1)[likeliest].astype(np.float32) @ normed
         return logits.reshape(-1)
 
-    def _layer(self, seen: Seen, index: int, x: Floats) -> Floats:
+    def _layer(self, seen: CachedText, index: int, x: Floats) -> Floats:
         name, model = f"layers.{index}", self.spec.layer
         before_attention, after_attention, before_feed, after_feed = model.layer_norms()
         attended = self._attention(seen, index, self._norm(x, f"{name}.{before_attention}.weight"))
@@ -90,8 +90,8 @@ class AssistantDecoder(HeadArithmetic):
         scaled: Floats = x * self._weights[f"{name}.layer_scalar"]
         return scaled
 
-    def _attention(self, seen: Seen, index: int, x: Floats) -> Floats:
-        """Attend with one token to the cached ones, a few at a time: shares are scaled down as larger scores come."""
+    def _attention(self, seen: CachedText, index: int, x: Floats) -> Floats:
+        """Attend with one token to the cached ones, a few at a time; a larger score scales earlier shares down."""
         model, layer, name = self.spec.layer, self.spec.layer.layers[index], f"layers.{index}.self_attn"
         query = self._linear(x, f"{name}.q_proj").reshape(1, model.heads, layer.head_dim)
         query = self._norm(query, f"{name}.q_norm.weight")
@@ -108,7 +108,7 @@ class AssistantDecoder(HeadArithmetic):
             mixed, most = mixed * kept + shares @ kv.values, larger
         return self._linear((mixed / total).reshape(1, -1), f"{name}.o_proj")
 
-    def _pieces(self, seen: Seen, index: int) -> Iterator[CachedKV]:
+    def _pieces(self, seen: CachedText, index: int) -> Iterator[CachedKV]:
         """Yield the keys and values that a layer attends to. A sliding one sees its window and one token more."""
         window, start = self.spec.layer.layers[index].window, 0
         if window is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.drafters import draft
-from edgekit.methods.drafters.assistant_decoder import Seen
+from edgekit.methods.drafters.assistant_decoder import CachedText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class AssistantDrafter:
         state = self._request.state()
         if state is None or self._newest is None or not self._next == state.position == len(history) - 1:
             return ()  # the newest hidden state was not requested
-        seen, hidden = Seen.of(state), self._model.combine(self._newest)[0]
+        seen, hidden = CachedText.of(state), self._model.combine(self._newest)[0]
 
         def feed(token: int) -> Floats:
             nonlocal hidden
@@ -92,7 +92,7 @@ class AssistantProbe:
     """Times an assistant on the cache of a state."""
 
     def __init__(self, model: AssistantDecoder, state: State) -> None:
-        self._model, self._seen = model, Seen.of(state)
+        self._model, self._seen = model, CachedText.of(state)
         self._hidden = np.random.default_rng(0).standard_normal(model.spec.target_hidden_size, np.float32)
         self.seconds(1)  # opens what looks embeddings up, even if the cost is known
 

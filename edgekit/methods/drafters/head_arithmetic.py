@@ -40,7 +40,7 @@ class HeadArithmetic:
         self._head.close()
 
     def over_vocabulary(self, logits: Floats) -> Floats:
-        """Return draft logits over the target's vocabulary; those of other tokens are -inf."""
+        """Return draft logits over the target's vocabulary; -inf for tokens that the head cannot draft."""
         whole = np.full(self.spec.layer.vocab_size, -np.inf, np.float32)
         whole[self.targets] = logits
         return whole

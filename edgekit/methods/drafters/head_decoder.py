@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HeadCache:
-    """The head's keys and values of one request: those of the newest tokens, at any positions.
+    """The head's keys and values of one request: the newest tokens', at any positions.
 
     `embed` returns the embeddings of its tokens.
     """

@@ -128,7 +128,7 @@ class HeadDrafter:
 
 
 class HeadProbe:
-    """Times the head on invented hidden states, `at_once` tokens together, beside a state of its target."""
+    """Times the head on invented hidden states, `at_once` tokens together, while a state of its target is open."""
 
     def __init__(self, model: HeadDecoder, state: State, at_once: int = 1) -> None:
         self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS, state.embedded)

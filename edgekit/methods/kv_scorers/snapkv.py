@@ -1,4 +1,4 @@
-"""SnapKV (arXiv 2404.14469): a token is worth what the newest tokens attend to it and to its neighbours."""
+"""SnapKV (arXiv 2404.14469): a token's score is the attention that the newest tokens pay to it and its neighbours."""
 
 from __future__ import annotations
 

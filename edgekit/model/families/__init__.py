@@ -63,7 +63,7 @@ FAMILIES: dict[str, Reader] = {
 }
 
 
-class Wrapped(NamedTuple):
+class Wrapper(NamedTuple):
     """A multimodal model; only its text model, under `text_config`, is read."""
 
     text: str
@@ -72,16 +72,16 @@ class Wrapped(NamedTuple):
     tied: bool = True  # the default, if the config does not say
 
 
-WRAPPED: dict[str, Wrapped] = {
-    "gemma3": Wrapped("gemma3_text", "language_model.model.", "language_model.lm_head"),
-    "gemma3n": Wrapped("gemma3n_text", "model.language_model.", "lm_head"),
-    "gemma4": Wrapped("gemma4_text", "model.language_model.", "lm_head"),
-    "mistral3": Wrapped("ministral3", "language_model.model.", "language_model.lm_head"),
-    "qwen3_5": Wrapped("qwen3_5_text", "model.language_model.", "lm_head", tied=False),
+WRAPPED: dict[str, Wrapper] = {
+    "gemma3": Wrapper("gemma3_text", "language_model.model.", "language_model.lm_head"),
+    "gemma3n": Wrapper("gemma3n_text", "model.language_model.", "lm_head"),
+    "gemma4": Wrapper("gemma4_text", "model.language_model.", "lm_head"),
+    "mistral3": Wrapper("ministral3", "language_model.model.", "language_model.lm_head"),
+    "qwen3_5": Wrapper("qwen3_5_text", "model.language_model.", "lm_head", tied=False),
 }
 
 
-# Tensors that published checkpoints of a family contain beside the model; they are ignored.
+# Ignored tensors, which published checkpoints of a family contain in addition to the model.
 _BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
 
 
@@ -119,7 +119,7 @@ def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpe
     return spec
 
 
-def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
+def _wrapped(fields: Fields, wrapped: Wrapper, name: str) -> ModelSpec:
     text = fields.section("text_config")
     if text is None:
         raise fields.missing("text_config")
@@ -134,7 +134,7 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
 
 
 def with_generation(spec: ModelSpec, generation: dict[str, Any], where: str) -> ModelSpec:
-    """Return `spec` with the end-of-text ids of `generation_config.json`, which override those of `config.json`."""
+    """Return `spec` with the end-of-text ids of `generation_config.json`, which override the ids of `config.json`."""
     fields = Fields(generation, where)
     eos = fields.token_ids("eos_token_id", spec.vocab_size)
     bos = fields.token_ids("bos_token_id", spec.vocab_size)

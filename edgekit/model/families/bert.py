@@ -31,7 +31,7 @@ _LAYER_MODULES = {
 _NAME = re.compile(
     r"(?:bert\.)?(?:encoder\.layer\.(?P<layer>\d+)\.)?(?P<module>[\w.]+)\.(?P<kind>weight|bias)", re.ASCII
 )
-# Tensors beside the encoder: heads for training, a pooler without a classifier, and a buffer of older libraries.
+# Tensors outside the encoder: heads for training, a pooler without a classifier, and a buffer of older libraries.
 BESIDE = re.compile(r"model\.pooler\.dense\.(?:weight|bias)|(?:bert\.)?embeddings\.position_ids|cls\..*", re.ASCII)
 _CLASSIFIER = "BertForSequenceClassification"
 _ACTIVATIONS: dict[str, Literal["sigmoid", "identity"]] = {

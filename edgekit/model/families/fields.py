@@ -23,7 +23,7 @@ class Fields:
         self._sections: dict[str, Fields] = {}
 
     def beside(self, values: dict[str, Any]) -> Fields:
-        """Return other values that share the place named in errors and the record of read fields."""
+        """Return fields with other values; errors name the same file, and the record of read fields is shared."""
         other = Fields(values, self._where, self._inside)
         other._read, other._sections = self._read, self._sections
         return other

@@ -149,7 +149,7 @@ def read_gemma4(fields: Fields, name: str) -> ModelSpec:
         shapes.max_positions,
         proportional=True,
     )
-    vocab = fields.count("vocab_size_per_layer_input", MAX_VOCAB, 262_144, least=0)  # 0 beside a size of 0
+    vocab = fields.count("vocab_size_per_layer_input", MAX_VOCAB, 262_144, least=0)  # 0 if the size is 0
     return shapes.spec(
         name,
         "gemma4_text",

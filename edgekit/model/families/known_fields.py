@@ -68,7 +68,7 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
     "qwen3_moe": ("max_window_layers",),
     "smollm3": ("max_window_layers",),
 }  # fmt: skip
-# Fields of all kinds of ropes; those of other kinds than the stated one have no effect.
+# Fields of all kinds of ropes; only the fields of the stated kind have an effect.
 _OF_ROPES = _words(
     """
     attention_factor beta_fast beta_slow factor finetuned high_freq_factor long_factor long_mscale low_freq_factor
@@ -76,7 +76,7 @@ _OF_ROPES = _words(
     rope_type short_factor short_mscale truncate type
     """
 )
-# Fields of a multimodal model beside its text model.
+# Fields of a multimodal model outside its text model.
 _BESIDE_TEXT = _words(
     """
     audio_config audio_soft_tokens_per_image audio_token_id boa_token_id boi_token_id boi_token_index eoa_token_id

@@ -46,7 +46,7 @@ def _one_of(fields: Fields, usual: str, other: str, most: int) -> int:
 
 
 def _refuse_other_shapes(fields: Fields, shapes: Shapes) -> None:
-    """Refuse older names of sizes that contradict the usual ones, and disabled switches of mandatory parts."""
+    """Refuse sizes under older names that contradict the usual ones, and disabled switches of mandatory parts."""
     for key, expected in (
         ("block_dim", shapes.hidden_size),
         ("conv_dim", shapes.hidden_size),

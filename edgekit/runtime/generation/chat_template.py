@@ -89,7 +89,7 @@ class ChatTemplate:
         raise error_class(f"the chat template refused: {answer.get('error')}")
 
     def _count_worker(self) -> None:
-        """Take what is free of the worker's memory, with the first chat."""
+        """With the first chat, take as much of the worker's memory from the budget as is free."""
         if self.share is not None and not self._is_counted:
             self._is_counted, share = True, self.share
             share.exclusively(lambda: share.take_most(WORKER_BYTES + RENDER_BYTES, "workers"))

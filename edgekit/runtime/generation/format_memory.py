@@ -1,4 +1,4 @@
-"""The memory of compiled formats: those that are kept for later answers, and those in use.
+"""The memory of compiled formats, in use or kept for later answers.
 
 Copies of a matcher share its lexer, which grows while answers are written. A format therefore counts with what it took
 when it was compiled and with what it has grown since, as long as it is kept or an answer uses it.
@@ -49,12 +49,12 @@ class FormatMemory:
 
     @property
     def bytes(self) -> int:
-        """The memory of all formats, with what is not taken from the budget yet."""
+        """The memory of all formats, including bytes not yet taken from the budget."""
         with self._lock:
             return sum(each.bytes - each.counted_bytes + each.grown_bytes for each in self._all())
 
     def find(self, key: FormatKey, use: Callable[[CompiledFormat], Any]) -> Any:
-        """Return what `use` makes of a kept format, which must become one of its users; None if it is not kept."""
+        """Look up a cached format and register the caller as a user by `use`; None if it is not cached."""
         with self._lock:
             compiled = self._kept.get(key)
             if compiled is None:
@@ -96,9 +96,9 @@ class FormatMemory:
         return True
 
     def grow(self, compiled: CompiledFormat, size: int) -> bool:
-        """Count what a format has grown. False without room: it is not kept any more, and the answer must end.
+        """Count a format's growth. False without room: the format is dropped from the cache, and the answer must end.
 
-        Holes of the heap that are returned and taken again look like growth, so it is no more than that of the process.
+        Holes of the heap that are returned and taken again look like growth, so at most the process's growth counts.
         """
         if size <= 0:
             return True

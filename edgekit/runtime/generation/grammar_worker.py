@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MORE_BYTES = 128 << 20  # of address space beside what the process has at its start: the largest format has 64 MiB
+MORE_BYTES = 128 << 20  # of address space on top of what the process starts with: the largest format has 64 MiB
 MAX_MEMORY_BYTES = 2 << 30  # of address space, where the OS does not say what it has
 
 
@@ -99,7 +99,7 @@ def grammar_of(llguidance: Any, kind: str, text: str) -> str:
 
 
 def _confine(before: int, more: int) -> None:
-    """Allow `more` bytes of address space beside the `before` of the start, and no more than `MORE_BYTES` ever."""
+    """Allow `more` bytes of address space on top of `before`, the bytes at the start; at most `MORE_BYTES` more."""
     try:
         import resource
 

@@ -57,7 +57,7 @@ def schema_as_ecma(schema: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Flags:
-    """The flags inside a group: its own and those of the enclosing groups."""
+    """The flags inside a group: its own and its enclosing groups' flags."""
 
     unicode: bool | None = None  # None: not given
     verbose: bool = False
@@ -84,7 +84,7 @@ class _Rewriting:
         place = 0
         while place < len(self._pattern):
             match = (_INSIDE if self._open else _OUTSIDE).match(self._pattern, place)
-            assert match is not None  # every character is a token
+            assert match is not None  # any single character matches
             token = match[0]
             place = match.end()
             if self._groups[-1].verbose and (token == "#" or token.isspace()):

@@ -2,7 +2,7 @@
 
 A choice depends only on the logits and the tokens before it, so a seed reproduces a text whatever was drafted, batched
 or cached. Equal logits give equal choices on every processor and in the native library: exponentials and
-logarithms that decide are those of `portable_math`, sums that decide are in a fixed order, and ties go to smaller ids.
+logarithms that decide come from `portable_math`, sums that decide have a fixed order, and ties go to smaller ids.
 numpy's, which are faster, are used where their last bits cannot change a choice.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-MAX_TOP = 20  # alternatives that are reported beside a token
+MAX_TOP = 20  # alternatives that are reported with a token
 Unit = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -44,7 +44,7 @@ class Sampling(Frozen):
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = Field(
         default=0.0,
-        description="Randomness of the choice; 0 takes the likeliest token. `chat` has a default of its own.",
+        description="Randomness of the choice; 0 takes the likeliest token. `chat` has its own default.",
     )
     top_k: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
         default=None, description="Choose among the N likeliest tokens."
@@ -74,10 +74,10 @@ class Sampling(Frozen):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
         default=None, description="The same seed gives the same text."
     )
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None  # how many alternatives to report beside each token
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None  # how many alternatives to report with every token
 
     def for_answer(self, place: int) -> Sampling:
-        """Return the options of answer `place` of several; with a seed, each answer gets its own."""
+        """Return the options of answer number `place` of several; with a seed, each answer gets its own."""
         return self if self.seed is None else self.model_copy(update={"seed": (self.seed + place) % (MAX_SEED + 1)})
 
 
@@ -267,7 +267,7 @@ def _typical(scores: Row, mass: float, temperature: float, high: np.float32) -> 
     whole = portable_math.total(weights)
     # A level is the negative surprise, up to a common constant.
     far = np.abs(levels - portable_math.total(weights * levels) / whole)
-    # Only tokens that may be needed are sorted: those of the nearest bins with a little more than the mass.
+    # Only tokens that may be needed are sorted: the nearest bins, which hold a little more than the mass.
     bins = (far * 16.0).astype(np.int64)
     enough = np.searchsorted(np.cumsum(np.bincount(bins, weights)), mass * whole * (1.0 + _SLACK))
     ranked = np.flatnonzero(bins <= enough)
@@ -326,7 +326,7 @@ def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int, temper
     if len(scores) < 4096:
         return _largest_sum(_levels(scores, temperature, high), bits)
     # The winner is at least as large as the best of two known sums, so it has rare noise or a high score. The bound for
-    # scores is lowered by far more than the rounding of the sums, so the result is that of all sums.
+    # scores is lowered by far more than the rounding of the sums, so the result is the same as with all sums.
     lucky = int(bits.argmax())
     bar = float(
         max(_rough_gumbel(bits[first]), (float(scores[lucky]) - high) / temperature + _rough_gumbel(bits[lucky]))

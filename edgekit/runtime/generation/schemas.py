@@ -10,7 +10,7 @@ Visit: TypeAlias = Callable[[Any, str, bool], Any]
 # Keywords whose schemas apply to the same object as their parent. Closing one of several would forbid the others' keys.
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = (*_ALTERNATIVES, "allOf", "not", "if", "then", "else", "dependentSchemas")
-# Keywords whose schemas apply to a part of the object: a schema, a list of schemas, or schemas by name.
+# Keywords whose schemas apply to a part of the object: a schema, a list of schemas, or a mapping from names to schemas.
 _PARTS = (
     "items", "prefixItems", "additionalItems", "contains", "properties", "patternProperties", "additionalProperties",
     "unevaluatedItems", "unevaluatedProperties", "$defs", "definitions",
@@ -23,7 +23,7 @@ def close_objects(schema: Any) -> Any:
     """Return the schema with `additionalProperties: false` in every object that only has `properties`.
 
     Unchanged: objects that say which other keys they allow (`"additionalProperties": true` keeps one open), and objects
-    that are combined with other schemas (`allOf`, `if`, `not`, or `anyOf` and `$ref` beside `properties`).
+    that are combined with other schemas (`allOf`, `if`, `not`, or `properties` next to `anyOf` or `$ref`).
     """
     nodes: dict[str, Any] = {}  # every subschema, by its path
     combined: set[str] = set()  # the targets of references that are combined with other schemas

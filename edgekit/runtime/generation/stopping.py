@@ -28,7 +28,7 @@ class Stopping(Frozen):
     ignore_eos: bool = Field(default=False, description="Continue where the model would end.")
 
 
-class Passed(NamedTuple):
+class ReleasedText(NamedTuple):
     """Released text, and the stop string that ended it."""
 
     text: str
@@ -43,22 +43,22 @@ class StopStrings:
         self._longest = max(map(len, stops), default=0)
         self._held = ""
 
-    def push(self, text: str) -> Passed:
+    def push(self, text: str) -> ReleasedText:
         """Add text; return the text that is certain. An end that may become a stop string is held back."""
         if not self._stops:
-            return Passed(text, None)
+            return ReleasedText(text, None)
         text = self._held + text
         matches = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if matches:
             self._held = ""
             _, place, stop = min(matches)
-            return Passed(text[:place], stop)
+            return ReleasedText(text[:place], stop)
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 self._held = text[-length:]
-                return Passed(text[:-length], None)
+                return ReleasedText(text[:-length], None)
         self._held = ""
-        return Passed(text, None)
+        return ReleasedText(text, None)
 
     def flush(self) -> str:
         """Return the held-back text, which did not become a stop string."""

@@ -182,7 +182,7 @@ class Grammars:
         return max(_LEAST_BYTES, int(checked["bytes"]) * 4 // 3)
 
     def _asked(self, kind: str, text: str, most: int) -> dict[str, Any] | LimitExceeded:
-        """Ask the worker, which is lent up to `most` bytes meanwhile. Returns the error if these were too few."""
+        """Ask the worker, lending it up to `most` bytes meanwhile. Returns an error if they were too few."""
         lent = self._share.exclusively(lambda: self._memory.lend(_LEAST_LENT, most))
         began = monotonic()
         try:
@@ -229,7 +229,7 @@ class MatchedGrammar:
         return mask
 
     def _compute(self) -> None:
-        """Compute the mask into an array that is kept, so that what grows is the format."""
+        """Compute the mask into a reused array, so that any growth of memory is the format's."""
         if not self._bits.size:
             self._bits = np.zeros(-(-self._special.size // 32) * 4, np.uint8)  # words of 32 bits
         self._own_matcher().unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -267,7 +267,7 @@ class MatchedGrammar:
         return self._matcher
 
     def _growing(self, work: Callable[[], Result]) -> Result:
-        """Do what may take memory, and count it. Raises LimitExceeded where there is no room for what it took."""
+        """Do `work` and count the memory that it takes. Raises LimitExceeded if there was no room for it."""
         touched, before = pages_touched(), private_bytes_now()
         result = work()
         # Other threads take memory too; this one took some only if it touched new pages.

@@ -1,8 +1,8 @@
 """The worker process that renders chat templates, in a sandbox, since templates come with untrusted models.
 
 The process does not import edgekit and may be killed at any time. It can open no files and use little memory; its
-parent limits its time. The result equals that of transformers byte for byte. Requests and answers are JSON, each after
-its length in four bytes.
+parent limits its time. The result equals the text of transformers byte for byte. Requests and answers are JSON,
+each after its length in four bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 Reply = dict[str, Any]
-# Address space beside that of the start, and for each byte of a request: rendering was measured to take 4 of them.
+# Address space in addition to the start's, and per byte of a request: rendering was measured to take 4 bytes.
 RENDER_BYTES, BYTES_A_BYTE = 4 << 20, 12
 MAX_MEMORY_BYTES = 512 << 20  # of address space in all
 _REHEARSAL = (

@@ -1,4 +1,4 @@
-"""A budget for thinking: when it is spent, the only allowed tokens are those of the end mark. A format follows it."""
+"""A budget for thinking: when it is spent, only the end mark is allowed. A format applies after it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Codec:
                 raise ContextExceeded(count, most, SHORTEN, found=f"more than {most} tokens")
 
     def _read(self, text: str, read: Callable[[Any], Result], *, add_special_tokens: bool = False) -> Result:
-        """Return what `read` makes of the encoding of a text.
+        """Encode a text and return the result of `read` on the encoding.
 
         Other threads go on while a long text is tokenised, and its memory is counted and given back.
         """
@@ -174,7 +174,7 @@ def text_bytes(most: int | None) -> int:
 
 
 def check_size(text: str, most: int | None) -> None:
-    """Raise for a text that is too large for `most` tokens (None: for any use), or is not Unicode."""
+    """Raise for a text that is not Unicode, or too large for `most` tokens (None: for any use)."""
     limit = text_bytes(most)
     try:
         # A character takes a byte or more, so a large text is not even copied.
@@ -190,7 +190,7 @@ def check_size(text: str, most: int | None) -> None:
 class Detokeniser:
     """Decode a stream of tokens. Every piece has whole characters, and all pieces together equal `Codec.decode`.
 
-    Each run of tokens is decoded together with the visible run before it, so that spaces are those of the whole text.
+    Each run of tokens is decoded together with the visible run before it, so that spaces are as in the whole text.
     Text that may still change (an incomplete character, a run of raw bytes) is held back.
     """
 
@@ -266,7 +266,7 @@ def read_codec(folder: Path) -> Codec:
 
 
 def read_eos(folder: Path, known: Sequence[int]) -> frozenset[int]:
-    """Return every token that ends a text: the model's, and those of `generation_config.json`."""
+    """Return every token that ends a text: the model's, and more from `generation_config.json`."""
     path = folder / "generation_config.json"
     eos = read_json(path).get("eos_token_id") if path.exists() else None
     tokens = eos if isinstance(eos, list) else [eos]

@@ -54,7 +54,7 @@ class MemoryReport(Frozen):
 
     @property
     def predicted_private_bytes(self) -> int:
-        """The most private bytes as of now: the opening's, and what formats took since, within what is allowed."""
+        """The predicted peak of private bytes: the opening's, and what formats took since, up to their limit."""
         needed = self.predicted.private_bytes + self.formats_bytes
         return needed if self.allowed_bytes is None else min(needed, self.allowed_bytes)
 
@@ -135,7 +135,7 @@ def report(
 
 
 def show(memory: MemoryReport) -> list[str]:
-    """Format a report as lines of text: predicted beside measured, then the fallback steps."""
+    """Format a report as lines of text: predicted and measured bytes side by side, then the fallback steps."""
     lines = [f"{'memory':<30} {'predicted':>10} {'measured':>10}"]
     total = MemoryClass(
         name="private, in all", predicted_bytes=memory.predicted_private_bytes, measured_bytes=memory.private_bytes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.kv_policy import KVEvictionPolicy
     from edgekit.runtime.memory.budget import MemoryBudget
 
-RUN_BYTES = 512  # of a run's place in the tree beside its tokens: 317 to 505 were measured
+RUN_BYTES = 512  # of a run's node in the tree, without its tokens: 317 to 505 were measured
 
 
 class PrefixKey(NamedTuple):
@@ -49,13 +49,13 @@ class Prefixes:
     """The trees of all keys. Bytes come from the memory budget; pinned runs are never dropped."""
 
     def __init__(self, budget: MemoryBudget, max_bytes: int | None = None, run_bytes: int = 0) -> None:
-        """`max_bytes`: of keys and values; `run_bytes`: what a run takes beside them and its tokens."""
+        """`max_bytes`: of keys and values; `run_bytes`: what a run takes in addition to them and its tokens."""
         self._budget, self.max_bytes, self._run_bytes = budget, max_bytes, run_bytes
         self.keeps_new = True  # False while memory is short
         self._roots: dict[PrefixKey, Node] = {}
         # Least recently used first. A parent is touched after its children, so the oldest unpinned run is a leaf.
         self._ages: OrderedDict[Node, None] = OrderedDict()
-        self.taken_bytes = 0  # with the runs' places in the tree
+        self.taken_bytes = 0  # with the runs' nodes in the tree
         self.bytes = self.queries = self.hits = self.hit_tokens = self.asked_tokens = self.failures = 0
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ class Prefixes:
         return head
 
     def _beside(self, tokens: bytes) -> int:
-        """Return the bytes of a run's place in the tree."""
+        """Return the bytes of a run's node in the tree."""
         return self._run_bytes + len(tokens) if self._run_bytes else 0
 
     def _take_after(self, path: Sequence[tuple[Node, int]], size: int, beside: int) -> bool:
@@ -308,7 +308,7 @@ class Reuse:
     """Access of one request to the prefix cache."""
 
     def __init__(self, prefixes: Prefixes, key: PrefixKey, policy: KVEvictionPolicy | None = None) -> None:
-        """`policy`: that of a request whose state can be saved after evictions."""
+        """`policy`: the eviction policy of a request whose state can be saved after evictions."""
         self._prefixes, self._key = prefixes, key
         self._window_key = key._replace(policy=policy) if policy is not None and policy.window else None
 

@@ -22,7 +22,7 @@ class Acceptance:
         self._forget()
 
     def observe(self, right: int, proposed: int) -> None:
-        """Count a proposal whose first `right` tokens were accepted: these and the first wrong one are trials."""
+        """Count a proposal whose first `right` tokens were accepted; they and the first wrong token are trials."""
         for place in range(min(right + 1, proposed)):
             if place == len(self._tried):
                 self._right.append(0.0)
@@ -42,7 +42,7 @@ class Acceptance:
         return self._expected[count]
 
     def _next_rate(self, place: int) -> float:
-        """Estimate the chance at `place`; priors: the rate of other requests, then that of the position before."""
+        """Estimate the chance at `place`; priors: the rate of other requests, then the rate one position earlier."""
         rate, parent = self._rate, self._parent
         own_right, own_tried = (self._right[place], self._tried[place]) if place < len(self._tried) else (0.0, 0.0)
         if parent is not None and place < len(parent._tried):
@@ -53,7 +53,7 @@ class Acceptance:
         return (own_right + _PRIOR_TRIALS * rate) / (own_tried + _PRIOR_TRIALS)
 
     def _forget(self) -> None:
-        """Drop what `expected` has computed: the numbers by length of a proposal, and the state behind the last one."""
+        """Drop the cache of `expected`: a number for every length of proposal, and the state behind the longest."""
         self._expected: list[float] = [0.0]
         self._rate, self._chance = self._guess, 1.0  # of the last position; of it and all before it
 

@@ -39,11 +39,11 @@ class _Method:
 
     @property
     def is_tried(self) -> bool:
-        """True if it did not pay last time, and proposes within the loss budget only."""
+        """True if the method did not pay last time, and proposes within the loss budget only."""
         return self.backoff > FIRST_BACKOFF
 
     def acceptance(self) -> Acceptance:
-        """Return that of proposals like the last one."""
+        """Return the estimate for proposals like the last one."""
         match_length = self.proposer.match_length if self.stats.is_free else 0
         if match_length not in self._acceptances:
             self._acceptances[match_length] = Acceptance(parent=self.stats.acceptance(match_length))
@@ -54,12 +54,12 @@ class _Method:
         self.asleep_until = length + 1 + steps
 
     def back_off(self, length: int, steps_until_affordable: float = 0.0) -> None:
-        """Sleep longer each time, and until a try can be afforded: earlier decisions could only say no."""
+        """Sleep longer every time, at least until a try is affordable: any earlier decision would be no."""
         self.sleep(length, max(self.backoff, int(min(steps_until_affordable, LONGEST_BACKOFF))))
         self.backoff, self.tries = longer_backoff(self.backoff), _TRIES
 
     def count_try(self, length: int, *, pays: bool) -> None:
-        """Back off from the next step on if these were enough tries that did not pay."""
+        """Count a try. One that pays ends backing off; after too many others, back off from the next step on."""
         if pays:
             self.backoff = FIRST_BACKOFF
         elif self.tries > 1:

@@ -23,7 +23,7 @@ class HiddenLog:
     def __init__(self, width: int) -> None:
         self._width = width
         self.most_tokens = 0  # number of newest tokens whose hidden states are kept; 0: none
-        self.read_from = 0  # length of the text from which on the drafter reads them
+        self.read_from = 0  # the drafter reads hidden states from this length of the text on
         self._runs: list[HiddenRun] = []
         self._asked: Features | None = None
 

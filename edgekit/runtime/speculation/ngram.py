@@ -25,7 +25,7 @@ _BITS = 21  # bits of a token in a key; vocabularies have fewer than two million
 
 
 class TextIndex:
-    """The last place of each run of two to four tokens in a growing text."""
+    """The last position of every run of two to four tokens in a growing text."""
 
     def __init__(self, kept_tokens: int = KEPT_TOKENS) -> None:
         self._text: list[int] = []  # the newest tokens, from number `_start` of the whole text on
@@ -75,7 +75,7 @@ class TextIndex:
         return following
 
     def _drop_older_half(self) -> None:
-        """Drop the older half of the tokens, and the runs whose last place is in it."""
+        """Drop the older half of the tokens, and the runs whose last position is in it."""
         drop = len(self._text) - self._kept
         del self._text[:drop]
         self._start += drop
@@ -121,7 +121,7 @@ class Corpus:
         return [], 0
 
     def _table(self, size: int) -> NDArray[np.uint32]:
-        """Make the table from a run's hash to the place after its last occurrence."""
+        """Make the table from a run's hash to the position after its last occurrence."""
         table = np.zeros(self._mask + 1, np.uint32)
         count = len(self._tokens) - size
         if count > 0:

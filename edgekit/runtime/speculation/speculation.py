@@ -25,7 +25,7 @@ class Proposals(Frozen):
     proposed: int
     accepted: int
     acceptance: tuple[float, ...]  # rate of each position, given that all before it were right
-    draft_cost: float  # cost of one drafted token over that of a plain step
+    draft_cost: float  # cost of one drafted token, in plain steps
 
 
 class SpeculationReport(Frozen):
@@ -37,7 +37,7 @@ class SpeculationReport(Frozen):
     steps: int
     drafted_steps: int
     tokens_per_step: float | None
-    verify_cost: dict[int, float]  # calibrated cost of a forward over that of one token, by tokens
+    verify_cost: dict[int, float]  # calibrated cost of a forward by its tokens; a forward of one token costs 1
     estimated_speed_up: float | None  # expected by the latest decision
     measured_speed_up: float | None  # measured over all decoding steps
     draft_bytes: int

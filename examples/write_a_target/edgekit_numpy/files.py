@@ -1,7 +1,7 @@
 """The file of a numpy artifact: one safetensors file with every tensor by its name in the model.
 
 A quantised matrix is two tensors, `<module>.weight` (int8) and `<module>.scale` (one float32 for each row); all others
-are float32. The integers and scales are those of the neutral weights: nothing is rounded again.
+are float32. The integers and scales come from the neutral weights unchanged: nothing is rounded again.
 """
 
 from __future__ import annotations

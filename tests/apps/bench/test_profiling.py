@@ -8,7 +8,7 @@ from pathlib import Path
 import measured
 import pytest
 
-from edgekit.apps.bench.profiling import Profiled
+from edgekit.apps.bench.profiling import CaseProfile
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import OperatorTime, Phase, Profile
 from edgekit.testing import FakeTarget
@@ -51,7 +51,7 @@ def test_each_phase_is_a_table_of_its_operators(artifact: str, monkeypatch: pyte
 def test_as_json_it_is_one_profile_a_line(artifact: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTarget, "profile", timed, raising=False)
     done = measured.invoked(["bench", artifact, "--profile", "--json", "-w", "quick", "-w", "chat"])
-    found = [Profiled.model_validate_json(line) for line in done.stdout.splitlines()]
+    found = [CaseProfile.model_validate_json(line) for line in done.stdout.splitlines()]
     assert [each.workload for each in found] == ["quick", *["chat"] * (len(found) - 1)]
     assert len(found) > 1
     assert found[0].profile.phases[0].operators == (PRODUCT, SUM, LITTLE)

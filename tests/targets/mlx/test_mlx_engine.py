@@ -22,7 +22,7 @@ from edgekit_mlx import MlxTarget
 from edgekit_mlx.decoder import Run
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
-from edgekit_mlx.memory import Prepared, wired_limit
+from edgekit_mlx.memory import Preparation, wired_limit
 from edgekit_mlx.offers import offers
 from edgekit_mlx.worker import MlxThread
 
@@ -86,7 +86,7 @@ def test_quantised_sinks_are_rounded_once() -> None:
 @pytest.mark.parametrize("family", ["llama untied, with biases", "phi3", "gemma2"])
 def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
-    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
+    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
     engine, tokens = opened(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
     assert engine.abilities.exact == "on_request" and engine.abilities.kv_bits[0] == 16
     state = engine.start(engine.plan.storage)

@@ -15,7 +15,7 @@ pytest.importorskip("mlx.core")
 import mlx_models
 from eagle3_heads import features_of, torch_features, write_head
 from edgekit_mlx.engine import MlxEngine
-from edgekit_mlx.memory import Prepared
+from edgekit_mlx.memory import Preparation
 
 from edgekit.contracts.engine import Chunk
 from edgekit.model.heads import read_head
@@ -57,7 +57,7 @@ def test_a_gpus_exact_mode_gives_them_token_by_token_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights and activations have 16 bits, as on a Mac; the CPU computes them slowly."""
-    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
+    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
     engine = opened(tmp_path, "llama", exact=True, backend="metal", kv_bits=16)
     tokens = mlx_models.tokens_of(12)
     found = features_of(engine, tokens, [12])

@@ -16,11 +16,11 @@ import family_models as models
 import mlx.core as mx
 import mlx_models
 import recurrent_checks as checks
-from edgekit_mlx.convolution import Carried
+from edgekit_mlx.convolution import Carry
 from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.export import export
-from edgekit_mlx.memory import Prepared
+from edgekit_mlx.memory import Preparation
 from edgekit_mlx.offers import offer
 from recurrent_checks import SPACING, TOKENS, RecurrentModel
 
@@ -123,7 +123,7 @@ def test_row_by_row_keeps_the_same_recurrent_part(made: RecurrentModel) -> None:
 @pytest.mark.parametrize("family", models.RECURRENT)
 def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
-    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
+    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
     made, tokens = mlx_models.made(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
     engine = MlxEngine(made.plan, made.files, exact=True)
     found = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [5])
@@ -156,7 +156,7 @@ def test_a_long_prompt_holds_few_memories() -> None:
         "conv1d.weight": mx.ones((rule.channels, 1, 2)), "dt_bias": mx.ones(16), "A_log": mx.zeros(16),
         "norm.weight": mx.ones(128),
     }  # fmt: skip
-    run = Carried(64, 64, (mx.zeros((1, rule.channels)), mx.zeros((16, 128, 128))))
+    run = Carry(64, 64, (mx.zeros((1, rule.channels)), mx.zeros((16, 128, 128))))
     mx.eval(others, run.arrays)
     mx.reset_peak_memory()
     before = mx.get_active_memory()

@@ -12,14 +12,14 @@ from edgekit.commands import progress_display
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edgekit.apps.bench.profiling import Profiled
+    from edgekit.apps.bench.profiling import CaseProfile
     from edgekit.contracts.target import Phase
 
 _FEWEST_PERCENT = 0.1
 
 
 def run(artifacts: Sequence[str], workloads: Sequence[str], others: Sequence[str], *, as_json: bool) -> int:
-    """Profile every artifact on every workload. `others`: given options that do not apply; they are refused."""
+    """Profile every artifact on every workload. `others`: given options that do not apply, which are refused."""
     from edgekit.apps.bench.profiling import profile
     from edgekit.apps.bench.workload import read_workload
 
@@ -37,7 +37,7 @@ def run(artifacts: Sequence[str], workloads: Sequence[str], others: Sequence[str
     return 0
 
 
-def _show_phase(profiled: Profiled, phase: Phase) -> None:
+def _show_phase(profiled: CaseProfile, phase: Phase) -> None:
     from edgekit.apps.bench.report.cells import Table
 
     rows, little_s = [], 0.0

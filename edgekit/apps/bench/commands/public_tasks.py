@@ -39,7 +39,7 @@ def evaluate_public(
     as_json: bool,
     files: ReportFiles,
 ) -> None:
-    """Run the tasks and show shares, intervals and, beside a reference, paired differences."""
+    """Run the tasks and show shares, intervals and, if there is a reference, paired differences."""
     from edgekit.apps.bench.report.results import Report
     from edgekit.apps.bench.report.task_tables import comparisons_table, public_tasks_table
     from edgekit.apps.bench.tasks.run import run_tasks

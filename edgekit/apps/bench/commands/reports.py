@@ -40,7 +40,7 @@ class ReportFiles(Frozen):
             check_charts()
 
     def write(self, report: Report) -> None:
-        """Write every requested form; the HTML page links to the JSON file beside it."""
+        """Write every requested form; the HTML page links to the JSON file in its folder."""
         from edgekit.apps.bench.report.markdown import markdown
         from edgekit.apps.bench.report.page import page
         from edgekit.apps.bench.report.results import to_json

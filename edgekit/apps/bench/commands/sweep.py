@@ -48,7 +48,7 @@ class SweepOptions(Frozen):
 def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     """Export, bench and evaluate MODEL in each recipe, and say which ones are dominated.
 
-    Writes report.json, report.html and report.md beside the artifacts, and pareto.png if a recipe has both a speed and
+    Writes report.json, report.html and report.md next to the artifacts, and pareto.png if a recipe has both a speed and
     a quality. Artifacts of an earlier sweep with the same plan are reused.
     """
     from edgekit import Plan, find_recipe, open_source

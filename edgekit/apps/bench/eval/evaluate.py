@@ -1,6 +1,6 @@
 """Evaluates an artifact: its logits against the float model's on the same tokens, and tasks.
 
-The result is a fact about the artifact on every machine, which plans use in place of a prior.
+The result is a fact about the artifact on every machine, which plans use instead of a prior.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _pairs(
     begin: list[int],
     progress: Progress,
 ) -> Iterator[Pair]:
-    """Yield each window's logits, without those of leading tokens if the artifact begins texts with different ones."""
+    """Yield each window's logits; without leading tokens if the artifact begins texts with different ones."""
     offset = len(begin)
     read = windows
     if own_begin != begin:

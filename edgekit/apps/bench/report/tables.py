@@ -200,7 +200,7 @@ def _difference(measured: int | None, predicted: int | None) -> str:
 
 
 def classes_table(measurements: Sequence[Measurement]) -> Table:
-    """Show memory by class, predicted beside measured."""
+    """Show predicted and measured memory by class."""
     rows = [
         (
             one.subject.name,

@@ -40,7 +40,7 @@ SERVERS: dict[ServerName, ServerFacts] = {
 
 
 class ServerSubject(NamedTuple):
-    """The model to serve, its recipe, and the models beside it."""
+    """The model to serve, its recipe, and the models that run with it."""
 
     model: ModelSpec
     source: str

@@ -1,6 +1,6 @@
-"""One rank of a server: the part of the model that one GPU holds, as a model of its own, and its memory.
+"""One rank of a server: the part of the model that one GPU holds, described as a model, and its memory.
 
-The memory of a rank is predicted by `edgekit.planner.memory`, like that of any model. Always the fullest rank is
+The memory of a rank is predicted by `edgekit.planner.memory`, as for any model. Always the fullest rank is
 described.
 """
 
@@ -82,7 +82,7 @@ def rank_model(model: ModelSpec, layout: ParallelLayout) -> ModelSpec:
 
 
 def misfits(model: ModelSpec, recipe: Recipe, layout: ParallelLayout, *, uneven_experts: bool) -> Iterator[Violation]:
-    """Yield what the layout cannot divide: heads, KV heads, widths, quantisation groups, layers, experts."""
+    """Yield the sizes that the layout cannot divide: heads, KV heads, widths, quantisation groups, layers, experts."""
     tensor = layout.tensor
     if model.heads % tensor:
         yield Violation("heads", f"{model.heads} heads over {tensor} GPUs", "a divisor of the heads")

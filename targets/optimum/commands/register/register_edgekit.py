@@ -1,6 +1,6 @@
 """Registers `optimum-cli export edgekit`, with the options of `edgekit export`.
 
-optimum imports every file of this namespace package; there must be no `__init__.py` beside it or above it.
+optimum imports every file of this namespace package; there must be no `__init__.py` in its folder or above.
 """
 
 from __future__ import annotations
