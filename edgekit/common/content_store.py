@@ -93,10 +93,11 @@ class ContentStore:
                     partial.rmdir()  # succeeds only if it is empty: `make` failed before any work
                 raise
             sync_folder(partial)
+            size = _bytes_in(partial)  # without the lock, another process may drop it already
             partial.rename(place)
             sync_folder(self.root)
         if self._limit_bytes is not None:
-            self.keep_within(max(0, self._limit_bytes - _bytes_in(place)), spare=key)
+            self.keep_within(max(0, self._limit_bytes - size), spare=key)
         return place
 
     def hold(
