@@ -339,12 +339,12 @@ def is_neutral(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> NeutralManifest:
     """Read the manifest of a folder of neutral weights."""
-    place = folder / MANIFEST
+    path = folder / MANIFEST
     if not is_neutral(folder):
         raise InvalidInput(f"{folder}: holds no {MANIFEST}; make neutral weights with `edgekit quantize MODEL -o DIR`")
-    data = read_bytes(place, _MAX_MANIFEST_BYTES)
+    data = read_bytes(path, _MAX_MANIFEST_BYTES)
     return read_sealed_json(
-        data, NeutralManifest, str(place), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"
+        data, NeutralManifest, str(path), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"
     )[0]
 
 

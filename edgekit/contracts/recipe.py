@@ -193,11 +193,11 @@ def _by_name(rules: tuple[Rule, ...]) -> RulesByName:
         return known
     names: dict[str, int] = {}
     patterns = []
-    for place, rule in enumerate(rules):
+    for index, rule in enumerate(rules):
         if _WILDCARDS.isdisjoint(rule.pattern):
-            names.setdefault(rule.pattern, place)
+            names.setdefault(rule.pattern, index)
         else:
-            patterns.append((place, rule.pattern))
+            patterns.append((index, rule.pattern))
     found = RulesByName(rules, names, tuple(patterns))
     if len(_divided) >= _KEPT_RECIPES:
         _divided.clear()

@@ -287,11 +287,11 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
     budget = budget_bytes(order.recipe, order.model)
     if budget is None or budget < weight_bytes(order.model, order.recipe):  # nothing to spend
         return order.recipe
-    place = folder / _LOSSES
-    if not place.exists():
+    path = folder / _LOSSES
+    if not path.exists():
         losses = predicted_losses(order.recipe, order.model, _text(order), read, order.progress, order.device)
-        save_losses(place, losses)
-    return resolve_budget(order.recipe, order.model, load_losses(place))
+        save_losses(path, losses)
+    return resolve_budget(order.recipe, order.model, load_losses(path))
 
 
 def _text(order: Order) -> Calibration:
