@@ -245,8 +245,8 @@ def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
     is_small = model.parameters < SMALL_MODEL
     bits = (recipe.small_model_linear_bits if is_small else None) or recipe.linear_bits_per_weight
     linears = [tensor for tensor in model.tensors() if tensor.role == "linear"]
-    beside = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
-    return beside + int(sum(tensor.size for tensor in linears) * bits / 8)
+    rest = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
+    return rest + int(sum(tensor.size for tensor in linears) * bits / 8)
 
 
 def _s4(group: int) -> tuple[Rule, ...]:

@@ -77,7 +77,7 @@ async def completions(call: Call) -> Response | EventStream:
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and options["max_tokens"] == 1:
-        options["ignore_eos"] = True  # evaluators expect exactly one entry after those of the prompt
+        options["ignore_eos"] = True  # evaluators expect exactly one entry after the prompt's entries
     continued = [await _continued(call, model, body, each, options) for each in tokens]
     if body.stream:
         return EventStream(call, writer.events(continued), lambda error: event(error_content(error, "openai", call.id)))
