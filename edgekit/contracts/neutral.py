@@ -321,7 +321,7 @@ def open_held(
     check: Callable[[Path], object],
     waiting: Callable[[str], None] = lambda holder: None,
 ) -> NeutralWeights:
-    """Open the weights of `key` as `ContentStore.get` finds them; none drops them while the returned object exists."""
+    """Open the weights of `key` as `ContentStore.get` finds them. They are not dropped while the result exists."""
     folder, hold = store.hold(key, make, check, waiting)
     try:
         weights = NeutralWeights.open(folder)

@@ -41,7 +41,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Open the model of a GGUF file, or of all parts if given the first of several."""
+    """Open the model of a GGUF file; given the first of several parts, of all of them."""
     with _shards(path) as shards:
         described = _described(shards)
         return GgufModel(stem_of(path), *_companions(shards, described))

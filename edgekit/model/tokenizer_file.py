@@ -141,7 +141,7 @@ def _steps(stage: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Return by how much a step lengthens a text at most. Only some steps can, apart from a constant."""
+    """Return by how much a step can lengthen a text. Most steps add at most a constant."""
     if step["type"] == "Replace":
         replaced = step["pattern"].get("String", "")  # a regular expression may match nothing, before every character
         added = len(step["content"].encode())

@@ -62,7 +62,7 @@ def shares_of(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: 
 def divided(
     estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: int | None
 ) -> Estimate:
-    """Return the estimate of a processor alone, divided between it and a GPU that runs `gpu_layers`."""
+    """Divide the estimate of a processor alone between the processor and a GPU that runs `gpu_layers`."""
     if facts.gpu_memory is None or gpu_layers is None:
         return estimate
     shares = shares_of(model, recipe, facts, gpu_layers)

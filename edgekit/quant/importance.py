@@ -1,4 +1,4 @@
-"""The importance of each input of a model's matrices: its mean square on calibration text, which weighs errors."""
+"""The importance of each input of a model's matrices: its mean square on calibration text, a weight for errors."""
 
 from __future__ import annotations
 

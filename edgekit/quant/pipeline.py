@@ -295,7 +295,7 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
 
 
 def _text(order: Order) -> Calibration:
-    """Return the calibration text, or some of the bundled one for a budget without."""
+    """Return the calibration text; for a budget without one, part of the bundled text."""
     return order.calibration or read_calibration(
         None, order.source, vocabulary=order.model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
     )

@@ -250,7 +250,7 @@ class AsyncRuntime(OwnedByProcess):
             self._active.pop(stream, None)
 
     def _run(self) -> None:
-        """Drive in the thread until the runtime is closed. An error that is no request's own ends it for all."""
+        """Drive in the thread until the runtime is closed. An error outside any request ends all of them."""
         try:
             while self._drive():
                 pass

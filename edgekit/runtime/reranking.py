@@ -48,7 +48,7 @@ class RerankingOptions(TypedDict, total=False):
 
 
 class LogitReader(NamedTuple):
-    """The reading of a score from the last logits of a pair."""
+    """Reads a score from the last logits of a pair."""
 
     answers: tuple[int, int] | None  # the tokens `yes` and `no`; None: a classifier's only logit
     is_share: bool  # the score is the logit's sigmoid

@@ -44,7 +44,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> ReleasedText:
-        """Add text; return the text that is certain. An end that may become a stop string is held back."""
+        """Add text; return the text that is certain. A suffix that may become a stop string is held back."""
         if not self._stops:
             return ReleasedText(text, None)
         text = self._held + text

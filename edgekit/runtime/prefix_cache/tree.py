@@ -75,7 +75,7 @@ class Prefixes:
         return Hit(hit_tokens, tuple(runs))
 
     def match_window(self, key: PrefixKey, tokens: Sequence[int]) -> Segment | None:
-        """Find what a window holds after the longest kept beginning of `tokens`, and mark it as used."""
+        """Find the kept contents of a window after the longest beginning of `tokens`, and mark them as used."""
         root = self._roots.get(key)
         if root is None:
             return None
