@@ -321,7 +321,7 @@ class _PieceReader:
         self.news = asyncio.Event()  # the stream has pieces, or ended
         self.error: BaseException | None = None  # no piece will come, because the thread has ended
         self.has_begun = False  # the reader was told about its first piece
-        self.has_read = Event()  # the reader passed that piece on and asks for more
+        self.has_read = Event()  # the reader has handed out its piece and asks for another
 
 
 class AsyncStream:
