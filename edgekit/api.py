@@ -141,8 +141,8 @@ def quantize(
         >>> weights = edgekit.quantize("demo", "s4-g32", "demo-s4", calibrate="default")
         >>> print(weights.recipe.name, weights.sha256)
     """
-    place = Path(output)
-    refuse_existing(place)
+    path = Path(output)
+    refuse_existing(path)
     source = open_source(model, need_weights=True)
     if is_neutral(source.folder):
         raise InvalidInput(f"{source.given}: holds neutral weights already; export it, or give the float model")
@@ -173,7 +173,7 @@ def quantize(
         progress=progress,
         compute=compute,
     )
-    copy_weights(weights, place)
+    copy_weights(weights, path)
     return weights
 
 
@@ -317,8 +317,8 @@ def _planned(
     return open_source(plans[0].model_source).with_own_integers(), plans
 
 
-def _store(place: str | Path | None) -> ContentStore | None:
-    return None if place is None else weights_store(Path(place))
+def _store(path: str | Path | None) -> ContentStore | None:
+    return None if path is None else weights_store(Path(path))
 
 
 def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None, is_handover: bool) -> Recipe:

@@ -12,9 +12,9 @@ from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
     from edgekit.cli._artifact_for import artifact_for
-    from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+    from edgekit.cli._calibration import Calibrating, announce, calibration_of
     from edgekit.cli._console import console, draw
-    from edgekit.cli._opening import Opening, adapter_of
+    from edgekit.cli._open_options import Opening, adapter_of
     from edgekit.cli._options import OutputFile, SectionedCommand, as_typed, json_option, options
     from edgekit.cli._progress import progress_display
 
@@ -40,9 +40,9 @@ __getattr__ = lazy(
     __name__,
     {
         "edgekit.cli._artifact_for": ["artifact_for"],
-        "edgekit.cli._calibrating": ["Calibrating", "announce", "calibration_of"],
+        "edgekit.cli._calibration": ["Calibrating", "announce", "calibration_of"],
         "edgekit.cli._console": ["console", "draw"],
-        "edgekit.cli._opening": ["Opening", "adapter_of"],
+        "edgekit.cli._open_options": ["Opening", "adapter_of"],
         "edgekit.cli._options": ["OutputFile", "SectionedCommand", "as_typed", "json_option", "options"],
         "edgekit.cli._progress": ["progress_display"],
     },

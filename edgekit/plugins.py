@@ -62,7 +62,7 @@ def added_names(group: str) -> list[str]:
 
 
 def load_added(group: str) -> dict[str, Any]:
-    """Load what packages add to `group`, keyed by name. What another package cannot load is left out with a warning."""
+    """Load what packages add to `group`, keyed by name. An entry that cannot be loaded is left out with a warning."""
     return _loaded(group, tuple(sys.path))
 
 

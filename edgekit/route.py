@@ -32,7 +32,7 @@ class Route(Frozen):
     where: Place
     reason: OverflowReason | None = None
     detail: str = ""  # with the numbers
-    url: str | None = None  # of the server's chat completions
+    url: str | None = None  # address of the server's chat completions
 
 
 class RoutePolicy(Frozen):

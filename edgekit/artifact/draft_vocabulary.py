@@ -26,10 +26,10 @@ def draft_tokens(folder: Path, model: ModelSpec, count: int) -> NDArray[np.int64
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
-    place = folder / "tokenizer.json"
-    if not place.is_file():
+    path = folder / "tokenizer.json"
+    if not path.is_file():
         raise InvalidInput(f"{folder}: has no tokenizer.json, from which the tokens that a head drafts are chosen")
-    tokenizer = read_tokenizer(place)
+    tokenizer = read_tokenizer(path)
     spelled = [*ByteLevel.alphabet(), *(f"<0x{byte:02X}>" for byte in range(256))]
     single = [token for each in spelled if (token := tokenizer.token_to_id(each)) is not None]
     found, times = np.unique(encode(bundled_documents(), folder), return_counts=True)

@@ -71,7 +71,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
 
 
 def _artifact_bytes(plan: Plan) -> int:
-    """Return the predicted bytes of the artifact alone; what its first opening caches lies on another disk."""
+    """Return the predicted bytes of the artifact alone; its first opening caches files on another disk."""
     return round(plan.estimate.disk_bytes * (1 - plan.memory.cached_share / plan.memory.disk_share))
 
 

@@ -20,7 +20,7 @@ MAX_ROUNDING = 0.6
 
 
 class ReadBack(NamedTuple):
-    """A line for people, and whether every matrix could be read."""
+    """The result of reading back: a line for people, and whether every matrix could be read."""
 
     summary: str
     is_read: bool

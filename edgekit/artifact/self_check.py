@@ -135,9 +135,9 @@ def _reference_beside(
         if left.is_set():
             raise CancelledError
 
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as background:
         try:
-            yield beside.submit(reference_logits, weights, plan, tokens, end_early)
+            yield background.submit(reference_logits, weights, plan, tokens, end_early)
         finally:
             left.set()
 

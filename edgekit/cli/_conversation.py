@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import edgekit
-from edgekit.cli._answering import interruptible, show_statistics, statistics
+from edgekit.cli._answers import interruptible, show_statistics, statistics
 from edgekit.cli._console import wrapped
 from edgekit.cli._markdown import answer_writer
 from edgekit.common.files import write_output

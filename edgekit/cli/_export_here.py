@@ -9,7 +9,7 @@ import click
 
 from edgekit.artifact.export import check_export, export
 from edgekit.calibrating import calibration_for
-from edgekit.cli._calibrating import announce
+from edgekit.cli._calibration import announce
 from edgekit.cli._progress import progress_display
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import is_neutral, weights_store

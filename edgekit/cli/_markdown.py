@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from edgekit.cli._answering import write
+from edgekit.cli._answers import write
 
 
 @contextmanager

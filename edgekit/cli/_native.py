@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from edgekit.artifact.artifact import read_manifest
-from edgekit.cli._answering import figures_of, interruptible, write
+from edgekit.cli._answers import figures_of, interruptible, write
 from edgekit.cli._one_answer import RunArguments, RunResult, prompt_of
 from edgekit.cli._options import given_options
 from edgekit.common.bounds import MAX_SEED

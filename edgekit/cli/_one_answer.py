@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from edgekit.cli._answering import Answering
+from edgekit.cli._answers import Answering
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.errors import InvalidInput

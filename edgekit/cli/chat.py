@@ -10,11 +10,11 @@ import click
 from pydantic import Field
 
 import edgekit
-from edgekit.cli._answering import Answering, generation_options, kept_prefixes, load_adapters, show_notes
+from edgekit.cli._answers import Answering, generation_options, kept_prefixes, load_adapters, show_notes
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
-from edgekit.cli._opening import Opening, Pressure, arguments_of
+from edgekit.cli._open_options import Opening, Pressure, arguments_of
 from edgekit.cli._options import SectionedCommand, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes

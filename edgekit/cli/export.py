@@ -14,9 +14,9 @@ from pydantic import Field
 from edgekit.api import prepare_openings, refuse_other_devices
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, check_place, export_all, places_for
-from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+from edgekit.cli._calibration import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
-from edgekit.cli._opening import adapters_of
+from edgekit.cli._open_options import adapters_of
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen

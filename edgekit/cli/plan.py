@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import edgekit
-from edgekit.cli._calibrating import announce
+from edgekit.cli._calibration import announce
 from edgekit.cli._console import WIDE_TABLE, draw, print_below
 from edgekit.cli._console import console as new_console
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options

@@ -11,7 +11,7 @@ import click
 from pydantic import Field
 
 import edgekit
-from edgekit.cli._calibrating import Calibrating, announce
+from edgekit.cli._calibration import Calibrating, announce
 from edgekit.cli._options import SectionedCommand, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen

@@ -11,7 +11,7 @@ from time import perf_counter
 import click
 
 import edgekit
-from edgekit.cli._answering import (
+from edgekit.cli._answers import (
     Answering,
     generation_options,
     interruptible,
@@ -30,7 +30,7 @@ from edgekit.cli._console import wrapped
 from edgekit.cli._lines import exit_code, work_through
 from edgekit.cli._native import answer_natively, refuse_what_native_lacks
 from edgekit.cli._one_answer import RunArguments, RunOptions, RunResult, prompt_of
-from edgekit.cli._opening import Opening, Pressure, arguments_of
+from edgekit.cli._open_options import Opening, Pressure, arguments_of
 from edgekit.cli._options import SectionedCommand, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.results_file import ResultsFile

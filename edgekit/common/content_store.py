@@ -191,11 +191,11 @@ class ContentStore:
         return self.root / key
 
     @staticmethod
-    def _is_fine(place: Path, check: Callable[[Path], object]) -> bool:
-        if not place.is_dir():
+    def _is_fine(path: Path, check: Callable[[Path], object]) -> bool:
+        if not path.is_dir():
             return False
         try:
-            check(place)
+            check(path)
         except EdgekitError:
             return False
         return True
@@ -224,10 +224,10 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """Raise `BlockingIOError` if a process holds the folder; during the block no process can hold it."""
     fcntl = file_locks()
-    handle = os.open(place, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,8 +240,8 @@ def _alone(place: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _used(place: Path) -> Path:
-    """Record now as the time of last use, and return `place`."""
+def _used(path: Path) -> Path:
+    """Record now as the time of last use, and return `path`."""
     with suppress(OSError):  # a store that this user may only read
-        os.utime(place)
-    return place
+        os.utime(path)
+    return path

@@ -36,7 +36,7 @@ class Divergence(Frozen):
     log_ratio: float  # ln(perplexity / reference perplexity)
     log_ratio_error: float  # paired
     probability_rms: float  # root mean square of the change of the true token's probability
-    first_kl_mean: float  # of the first distribution of each window, which does not depend on position encoding
+    first_kl_mean: float  # of every window's first distribution, which does not depend on position encoding
 
 
 class Pair(NamedTuple):

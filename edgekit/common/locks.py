@@ -8,7 +8,7 @@ from edgekit.errors import Unsupported
 
 
 class ThreadLock:
-    """A lock that refuses the thread that has it already, as a signal handler does that interrupted it.
+    """A lock that refuses a thread that already holds it, such as one interrupted by a signal handler.
 
     A plain lock would let that thread wait for itself for ever.
     """

@@ -39,7 +39,7 @@ class Executor(Protocol):
         """
 
 
-def _ignore(place: int, result: object) -> None:
+def _ignore(index: int, result: object) -> None:
     """The default of `landed`: do nothing."""
 
 
@@ -51,9 +51,9 @@ def in_order(
 ) -> list[Result | EdgekitError]:
     """Run the tasks one after the other in this process."""
     results = []
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         results.append(_run_task(do, task, progress))
-        landed(place, results[-1])
+        landed(index, results[-1])
     return results
 
 

@@ -41,9 +41,9 @@ def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
         feed_forward = max(feed_forward, experts.active * experts.intermediate_size)
     attending, feeding = facts.head_copies * heads, facts.inner_copies * feed_forward
     # The residual lives through a layer; at any time either attention or the feed-forward is alive too.
-    beside = max(attending, feeding) if facts.reuses_activations else attending + feeding
+    working = max(attending, feeding) if facts.reuses_activations else attending + feeding
     own = model.per_layer_input.size * len(model.layers) if model.per_layer_input else 0
-    return facts.hidden_copies * model.hidden_size + facts.own_input_copies * own + beside
+    return facts.hidden_copies * model.hidden_size + facts.own_input_copies * own + working
 
 
 def _mixed_width(model: ModelSpec, layer: Layer) -> int:

@@ -34,4 +34,4 @@ def feed(
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:
     """Return `count` fixed token ids, spread over the vocabulary; the same on every machine."""
-    return [(7 + place * 2_654_435_761) % vocabulary for place in range(count)]
+    return [(7 + index * 2_654_435_761) % vocabulary for index in range(count)]

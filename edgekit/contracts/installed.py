@@ -47,12 +47,12 @@ class InstallationState(Frozen):
 
 def read_installed(folder: Path) -> InstallationState | None:
     """Return the state of the installation in `folder`; None if there is none yet."""
-    place = folder / INSTALLED
-    if not place.exists():
+    path = folder / INSTALLED
+    if not path.exists():
         return None
     fix = "remove it and pull again; chunks on the disk are used again"
     return read_sealed_json(
-        read_bytes(place, _MAX_BYTES), InstallationState, str(place), versions=_FORMAT, sealed_since=1, fix=fix
+        read_bytes(path, _MAX_BYTES), InstallationState, str(path), versions=_FORMAT, sealed_since=1, fix=fix
     )[0]
 
 

@@ -133,7 +133,7 @@ class KVEvictionPolicy(Frozen):
         return Eviction(self.sinks, self.sinks + self.block)
 
     def is_renewed(self, position: int) -> bool:
-        """Return True at the first eviction, and wherever a window has dropped as many tokens as it holds since."""
+        """Return True at the first eviction, and whenever a window has since dropped as many tokens as it holds."""
         if self.window is None or position < self.window:
             return False
         evictions = max(1, (self.window - self.sinks) // self.block)

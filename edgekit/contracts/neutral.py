@@ -321,7 +321,7 @@ def open_held(
     check: Callable[[Path], object],
     waiting: Callable[[str], None] = lambda holder: None,
 ) -> NeutralWeights:
-    """Open the weights of `key` as `ContentStore.get` finds them; none drops them while the returned object exists."""
+    """Open the weights of `key` as `ContentStore.get` finds them. They are not dropped while the result exists."""
     folder, hold = store.hold(key, make, check, waiting)
     try:
         weights = NeutralWeights.open(folder)
@@ -339,12 +339,12 @@ def is_neutral(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> NeutralManifest:
     """Read the manifest of a folder of neutral weights."""
-    place = folder / MANIFEST
+    path = folder / MANIFEST
     if not is_neutral(folder):
         raise InvalidInput(f"{folder}: holds no {MANIFEST}; make neutral weights with `edgekit quantize MODEL -o DIR`")
-    data = read_bytes(place, _MAX_MANIFEST_BYTES)
+    data = read_bytes(path, _MAX_MANIFEST_BYTES)
     return read_sealed_json(
-        data, NeutralManifest, str(place), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"
+        data, NeutralManifest, str(path), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"
     )[0]
 
 

@@ -62,7 +62,7 @@ class MemoryFacts(Frozen):
     opening_share: Factor = 0.0  # of the largest tensor's values, copied temporarily during opening
     opening_scale_share: Factor = 1.0  # of that tensor's scales, copied temporarily during opening
     scale_bits: Bits = 16  # per stored scale
-    bias_bits: Bits = 0  # per stored bias, if the format has one
+    bias_bits: Bits = 0  # bits of a stored bias, if the format has biases
     row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: the whole row
     # Values per stored copy of a scale, for formats that repeat the scale of larger groups. None: one copy per group.
     scale_group: Annotated[int, Field(ge=1)] | None = None

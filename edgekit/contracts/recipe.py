@@ -193,11 +193,11 @@ def _by_name(rules: tuple[Rule, ...]) -> RulesByName:
         return known
     names: dict[str, int] = {}
     patterns = []
-    for place, rule in enumerate(rules):
+    for index, rule in enumerate(rules):
         if _WILDCARDS.isdisjoint(rule.pattern):
-            names.setdefault(rule.pattern, place)
+            names.setdefault(rule.pattern, index)
         else:
-            patterns.append((place, rule.pattern))
+            patterns.append((index, rule.pattern))
     found = RulesByName(rules, names, tuple(patterns))
     if len(_divided) >= _KEPT_RECIPES:
         _divided.clear()
@@ -245,8 +245,8 @@ def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
     is_small = model.parameters < SMALL_MODEL
     bits = (recipe.small_model_linear_bits if is_small else None) or recipe.linear_bits_per_weight
     linears = [tensor for tensor in model.tensors() if tensor.role == "linear"]
-    beside = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
-    return beside + int(sum(tensor.size for tensor in linears) * bits / 8)
+    rest = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
+    return rest + int(sum(tensor.size for tensor in linears) * bits / 8)
 
 
 def _s4(group: int) -> tuple[Rule, ...]:

@@ -24,8 +24,8 @@ def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) ->
     if budget is None:
         return stored
     # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
-    beside = stored - _stored(model, recipe, 16, None, None, None, False)
-    return max(stored, budget + beside)
+    extra = stored - _stored(model, recipe, 16, None, None, None, False)
+    return max(stored, budget + extra)
 
 
 @lru_cache(maxsize=256)

@@ -61,8 +61,8 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Traversable]:
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"{folder}: is not a folder of profiles; check the path")
-    for place in (*folders, user_profiles(), *_installed_folders()):
-        for file in _yaml_files(place):
+    for path in (*folders, user_profiles(), *_installed_folders()):
+        for file in _yaml_files(path):
             profiles.setdefault(file.name.rpartition(".")[0], file)
     return profiles
 

@@ -39,7 +39,7 @@ def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
     """Return the seconds of a prompt and the median seconds of the decode steps after it."""
     state = engine.start(plan.storage)
     began = perf_counter()
-    engine.forward([Chunk(state, [(7 + 31 * place) % plan.model.vocab_size for place in range(PROMPT)], 1)])
+    engine.forward([Chunk(state, [(7 + 31 * index) % plan.model.vocab_size for index in range(PROMPT)], 1)])
     prompt_s, steps = perf_counter() - began, []
     for token in range(DECODED):
         began = perf_counter()

@@ -17,7 +17,7 @@ _KEPT = 8  # calls whose median says how long one takes now
 _TRIED = 3  # calls of an attempt
 _SLOWER = 1.5  # times the usual time, from where on fewer threads are tried
 _PAYS = 0.9  # an attempt must need at most this share of the time
-_HOPELESS = 2.0  # times the usual time, at which an attempt ends with its first call
+_HOPELESS = 2.0  # a first call that takes this many times the usual time ends the attempt
 _PATIENCE = 32, 512  # calls until one thread more is tried; doubled after each attempt in vain
 
 

@@ -12,7 +12,7 @@ from edgekit.contracts.feeding import probe_tokens
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import Unsupported
 
-CHECKED_TOKENS = 80  # kernels take sums apart in other ways beyond 64 keys
+CHECKED_TOKENS = 80  # beyond 64 keys, kernels split sums differently
 # Version of stored facts. Version 1 compared only the last row, version 2 only 24 tokens, and version 3 made no call of
 # 64 tokens on engines that cut calls for their rows: llama.cpp's flash attention takes other kernels from there on.
 _CHECK = 4

@@ -223,7 +223,7 @@ def forward_in_pieces(
 
 
 def _call(chunk: Chunk, piece: ReplayPiece, first: int) -> Chunk:
-    """The engine call for a piece that begins at the chunk's token `first`, a negative number where it replays."""
+    """Make the engine call for a piece that begins at the chunk's token `first`, which is negative for a replay."""
     features = chunk.features
     if features is not None and first < 0:
         features = np.empty((len(piece.tokens), features.shape[1]), features.dtype)

@@ -78,9 +78,9 @@ def shift_kv(array: NDArray[Any], start: int, stop: int, length: int, turn: Rope
     Tokens are moved in place, 512 at a time, so that the cache is never copied as a whole.
     """
     for head in array:
-        for place in range(stop, length, _PIECE_TOKENS):
-            moved = head[place : min(length, place + _PIECE_TOKENS)]
-            target = head[place - stop + start :][: len(moved)]
+        for index in range(stop, length, _PIECE_TOKENS):
+            moved = head[index : min(length, index + _PIECE_TOKENS)]
+            target = head[index - stop + start :][: len(moved)]
             if turn is None:
                 target[:] = moved
                 continue

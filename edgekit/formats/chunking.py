@@ -120,7 +120,7 @@ def _hash_places(data: mmap.mmap, start: int, stop: int, mask: int) -> Iterator[
         hashes = _rolling(np.frombuffer(data[first:last], np.uint8))
         hashes[: min(len(hashes), block - first)] = 1  # handled with the previous block
         hashes[: max(0, start + _WINDOW - 1 - first)] = 1  # fewer bytes than the window
-        yield from (first + 1 + int(place) for place in np.flatnonzero((hashes & np.uint32(mask)) == 0))
+        yield from (first + 1 + int(index) for index in np.flatnonzero((hashes & np.uint32(mask)) == 0))
 
 
 def _rolling(values: NDArray[np.uint8]) -> NDArray[np.uint32]:

@@ -108,7 +108,7 @@ def _q3_k(blocks: ByteArray) -> Floats:
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
     high = (packed[:, 8:].reshape(n, 1, 4) >> shifts & 3).reshape(n, 16)
     scales = (low | high << 4).astype(np.float32) - 32
-    # A set bit of the mask stands for 4; bit 4 * half + crumb of byte l belongs to that value.
+    # A set bit of the mask adds 4 to the value [half, crumb, l]: it is bit 4 * half + crumb of byte l.
     bits = np.unpackbits(blocks[:, :32], axis=1, bitorder="little").reshape(n, 32, 8)
     raised = bits.transpose(0, 2, 1).reshape(n, 2, 4, 32) << 2
     values = (_crumbs(blocks[:, 32:96]) | raised).reshape(n, 16, 16).astype(np.float32) - 4

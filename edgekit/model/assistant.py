@@ -64,45 +64,45 @@ def read_assistant(config: dict[str, Any], place: Path, target: ModelSpec) -> He
     return HeadConfig(layer_config, sizes, from_target=(TARGET_NORM,), renamed=_IN_FILES, beside=beside, all_rows=True)
 
 
-def _layer_config(text: dict[str, Any], place: Path) -> dict[str, Any]:
+def _layer_config(text: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the config of the layers as if each had keys and values, in the shapes of the model's."""
     count, shared = text.get("num_hidden_layers"), text.get("num_kv_shared_layers")
     if shared not in (None, 0, count):
         raise Unsupported(
-            f"{place}: num_kv_shared_layers is {quote_short(shared)} of {quote_short(count)} layers; an assistant "
+            f"{path}: num_kv_shared_layers is {quote_short(shared)} of {quote_short(count)} layers; an assistant "
             "shares the model's keys and values in all of them"
         )
     for name in ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp"):
         if text.get(name):
-            raise Unsupported(f"{place}: {name} is {quote_short(text[name])}; an assistant without is supported")
+            raise Unsupported(f"{path}: {name} is {quote_short(text[name])}; an assistant without is supported")
     return {**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True}
 
 
-def _check_target(place: Path, config: dict[str, Any], layer: ModelSpec, target: ModelSpec) -> None:
+def _check_target(path: Path, config: dict[str, Any], layer: ModelSpec, target: ModelSpec) -> None:
     if target.family != FAMILY:
-        raise InvalidInput(f"{place}: an assistant of Gemma 4, and {target.name} is {target.family}; give its own head")
+        raise InvalidInput(f"{path}: an assistant of Gemma 4, and {target.name} is {target.family}; give its own head")
     theirs = config.get("backbone_hidden_size"), layer.vocab_size, layer.norm_epsilon
     ours = target.hidden_size, target.vocab_size, target.norm_epsilon
     if theirs != ours:
         raise InvalidInput(
-            f"{place}: is the assistant of another model than {target.name} (backbone_hidden_size, tokens, "
+            f"{path}: is the assistant of another model than {target.name} (backbone_hidden_size, tokens, "
             f"rms_norm_eps: {quote_short(theirs)}, not {ours}); give the assistant of this model"
         )
 
 
-def _clusters(config: dict[str, Any], place: Path, layer: ModelSpec) -> tuple[int | None, int | None]:
+def _clusters(config: dict[str, Any], path: Path, layer: ModelSpec) -> tuple[int | None, int | None]:
     """Return the number of clusters of rows, and how many of them are read; None for a head without clusters."""
     if not config.get("use_ordered_embeddings"):
         return None, None
     count, active = config.get("num_centroids"), config.get("centroid_intermediate_top_k")
     if type(count) is not int or count < 1 or layer.vocab_size % count:
-        raise InvalidInput(f"{place}: num_centroids {quote_short(count)} does not divide {layer.vocab_size:,} tokens")
+        raise InvalidInput(f"{path}: num_centroids {quote_short(count)} does not divide {layer.vocab_size:,} tokens")
     if type(active) is not int or not 1 <= active <= count:
-        raise InvalidInput(f"{place}: centroid_intermediate_top_k {quote_short(active)} is not 1 to {count}")
+        raise InvalidInput(f"{path}: centroid_intermediate_top_k {quote_short(active)} is not 1 to {count}")
     return count, active
 
 
-def _kv_layer(place: Path, index: int, model: ModelSpec, target: ModelSpec) -> int:
+def _kv_layer(path: Path, index: int, model: ModelSpec, target: ModelSpec) -> int:
     """Return the target's layer whose keys and values layer `index` attends to: the last of its kind and shape."""
     layer, is_sliding = model.layers[index], model.layers[index].window is not None
     storing = {
@@ -114,7 +114,7 @@ def _kv_layer(place: Path, index: int, model: ModelSpec, target: ModelSpec) -> i
     if owner is None or storing[owner] != _shape(model, layer):
         found = "none" if owner is None else storing[owner]
         raise InvalidInput(
-            f"{place}: layer {index} attends to keys and values of the shape {_shape(model, layer)} (window, heads, "
+            f"{path}: layer {index} attends to keys and values of the shape {_shape(model, layer)} (window, heads, "
             f"head_dim, rope), and the last {'sliding' if is_sliding else 'full'} ones of {target.name} have {found}; "
             "give the assistant of this model"
         )

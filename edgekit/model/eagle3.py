@@ -61,71 +61,69 @@ def default_layers(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
+def _layer_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the sizes of the head's layer in the fields of transformers, from either layout."""
     kind, architectures = config.get("speculators_model_type"), config.get("architectures")
     if kind is not None:
         if kind != "eagle3":
             raise Unsupported(
-                f"{place}: speculators_model_type {quote_short(kind)} is not supported; give an eagle3 head"
+                f"{path}: speculators_model_type {quote_short(kind)} is not supported; give an eagle3 head"
             )
         nested = config.get("transformer_layer_config")
         if not isinstance(nested, dict):
-            raise InvalidInput(f"{place}: transformer_layer_config is missing; is the head complete?")
+            raise InvalidInput(f"{path}: transformer_layer_config is missing; is the head complete?")
         layer = {**_DEFAULTS.get(str(nested.get("model_type")), {}), **nested}
     elif architectures == [LEGACY]:
         dropped = {"draft_vocab_size", "eagle_config", "target_hidden_size", "architectures", _LAYER_IDS, *_NORMS}
         layer = {name: value for name, value in config.items() if name not in dropped}
     else:
         raise Unsupported(
-            f"{place}: {quote_short(architectures)} is not a drafting head; supported: {LEGACY}, "
+            f"{path}: {quote_short(architectures)} is not a drafting head; supported: {LEGACY}, "
             "speculators' eagle3, the mtp.* tensors of a Qwen3.5 checkpoint, and gemma4_assistant"
         )
     if layer.get("model_type") not in _DEFAULTS:
         known = " and ".join(_DEFAULTS)
-        raise Unsupported(
-            f"{place}: a head of model_type {quote_short(layer.get('model_type'))}; {known} are supported"
-        )
+        raise Unsupported(f"{path}: a head of model_type {quote_short(layer.get('model_type'))}; {known} are supported")
     if layer.get("num_hidden_layers", 1) != 1:
-        raise Unsupported(f"{place}: a head of {quote_short(layer['num_hidden_layers'])} layers; one is supported")
+        raise Unsupported(f"{path}: a head of {quote_short(layer['num_hidden_layers'])} layers; one is supported")
     return {**layer, "num_hidden_layers": 1, "tie_word_embeddings": False}
 
 
-def _window(layer_config: dict[str, Any], place: Path) -> int | None:
+def _window(layer_config: dict[str, Any], path: Path) -> int | None:
     """Return the sliding window with which the head was trained; None without one."""
     kinds, window = layer_config.get("layer_types"), layer_config.get("sliding_window")
     if kinds not in (None, ["full_attention"], ["sliding_attention"]):
-        raise Unsupported(f"{place}: layer_types {quote_short(kinds)}; one layer of full or sliding attention is read")
+        raise Unsupported(f"{path}: layer_types {quote_short(kinds)}; one layer of full or sliding attention is read")
     if kinds != ["sliding_attention"]:
         return None
     if type(window) is not int:
-        raise InvalidInput(f"{place}: sliding_window is {quote_short(window)}; it must be a number of tokens")
+        raise InvalidInput(f"{path}: sliding_window is {quote_short(window)}; it must be a number of tokens")
     return window
 
 
-def _flag(config: dict[str, Any], name: str, place: Path) -> bool:
+def _flag(config: dict[str, Any], name: str, path: Path) -> bool:
     nested = config.get("eagle_config")
     value = config.get(name, nested.get(name) if isinstance(nested, dict) else None)
     if value is not None and not isinstance(value, bool):
-        raise InvalidInput(f"{place}: {name} is {quote_short(value)}; it must be true or false")
+        raise InvalidInput(f"{path}: {name} is {quote_short(value)}; it must be true or false")
     return bool(value)
 
 
-def _check_target(place: Path, config: dict[str, Any], layer: ModelSpec, target: ModelSpec) -> None:
+def _check_target(path: Path, config: dict[str, Any], layer: ModelSpec, target: ModelSpec) -> None:
     stated = config.get("target_hidden_size") or layer.hidden_size
     if stated != target.hidden_size:
         raise InvalidInput(
-            f"{place}: the head reads hidden states of {quote_short(stated)} values, and {target.name} has "
+            f"{path}: the head reads hidden states of {quote_short(stated)} values, and {target.name} has "
             f"{target.hidden_size}; give the head of this model"
         )
     if layer.vocab_size != target.vocab_size:
         raise InvalidInput(
-            f"{place}: the head is of a model with {layer.vocab_size:,} tokens, and {target.name} has "
+            f"{path}: the head is of a model with {layer.vocab_size:,} tokens, and {target.name} has "
             f"{target.vocab_size:,}; give the head of this model"
         )
 
 
-def _hidden_layers(config: dict[str, Any], target: ModelSpec, place: Path) -> tuple[int, ...]:
+def _hidden_layers(config: dict[str, Any], target: ModelSpec, path: Path) -> tuple[int, ...]:
     nested, count = config.get("eagle_config"), len(target.layers)
     stated = config.get(_LAYER_IDS) or (nested.get(_LAYER_IDS) if isinstance(nested, dict) else None)
     layers = default_layers(count) if stated is None else stated
@@ -133,7 +131,7 @@ def _hidden_layers(config: dict[str, Any], target: ModelSpec, place: Path) -> tu
         type(layer) is not int or not 0 < layer <= count for layer in layers
     ):
         raise InvalidInput(
-            f"{place}: {_LAYER_IDS} {quote_short(layers)}: must be layers 1 to {count} of {target.name}"
+            f"{path}: {_LAYER_IDS} {quote_short(layers)}: must be layers 1 to {count} of {target.name}"
             + ("; name them, the usual ones do not exist in so small a model" if stated is None else "")
         )
     return tuple(layers)

@@ -41,7 +41,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Open the model of a GGUF file, or of all parts if given the first of several."""
+    """Open the model of a GGUF file; given the first of several parts, of all of them."""
     with _shards(path) as shards:
         described = _described(shards)
         return GgufModel(stem_of(path), *_companions(shards, described))
@@ -86,10 +86,10 @@ def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
 
 def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> tuple[Path, Hold]:
     """Return the folder of a model's converted files, which is written atomically, and its hold."""
-    place = home() / "gguf" / _key(shards)
-    while (hold := Hold.of(place)) is None:
-        _write(place, _small_files(shards[0].metadata, described, str(shards[0].path)))
-    return place, hold
+    path = home() / "gguf" / _key(shards)
+    while (hold := Hold.of(path)) is None:
+        _write(path, _small_files(shards[0].metadata, described, str(shards[0].path)))
+    return path, hold
 
 
 def _key(shards: Sequence[GgufFile]) -> str:
@@ -108,20 +108,20 @@ def _small_files(metadata: Mapping[str, Any], described: HuggingFaceModel, where
     return {"config.json": (json.dumps(config, indent=1) + "\n").encode()} | tokenizer_files(metadata, where)
 
 
-def _write(place: Path, files: Mapping[str, bytes]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+def _write(path: Path, files: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     hold = Hold.of(staging)
     try:
         for name, data in files.items():
             write_file(staging / name, data)
         staging.chmod(0o755)
         try:
-            staging.rename(place)
+            staging.rename(path)
         except OSError:
-            if not place.is_dir():  # otherwise another process was first, with the same bytes
+            if not path.is_dir():  # otherwise another process was first, with the same bytes
                 raise
-        sync_folder(place.parent)
+        sync_folder(path.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if hold is not None:

@@ -76,11 +76,11 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
 
     Raises `InvalidInput` or `Unsupported` for a head of another model, a damaged one, or one with unsupported parts.
     """
-    place = folder / CONFIG
-    data = read_bytes(place, _MAX_CONFIG_BYTES)
-    config = parse_json(data, str(place))
+    path = folder / CONFIG
+    data = read_bytes(path, _MAX_CONFIG_BYTES)
+    config = parse_json(data, str(path))
     reader = read_mtp if is_mtp(config) else read_assistant if is_assistant(config) else read_eagle3
-    read = reader(config, place, target)
+    read = reader(config, path, target)
     tensors = TensorFolder.open(folder)
     try:
         digest = hashlib.sha256(data + repr(sorted(tensors.entries.items())).encode())
@@ -98,7 +98,7 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
                 sha256=digest.hexdigest(),
             )
         except ValidationError as error:
-            raise InvalidInput(f"{place}: {sentence_of(error)}; correct the file") from error
+            raise InvalidInput(f"{path}: {sentence_of(error)}; correct the file") from error
         _check_tensors(folder, read, spec, tensors, stored)
         targets = _targets(folder, read, spec, tensors, stored)
         return HeadWeights(spec, read.layer_config, targets, tensors, stored)

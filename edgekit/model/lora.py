@@ -139,29 +139,29 @@ def read_adapter(folder: Path, model: ModelSpec, *, most_rank: int = MAX_RANK) -
 
 
 def _pairs(
-    place: Path, tensors: TensorFolder, model: ModelSpec, sizes: Mapping[str, tuple[int, int]]
+    path: Path, tensors: TensorFolder, model: ModelSpec, sizes: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
     """Return the names of lora_A and lora_B of every adapted module."""
     sides: dict[str, dict[str, str]] = {}
     for name in tensors.entries:
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise Unsupported(f"{place}: tensor {quote_short(name)}: {_refusal_of(name)}")
+            raise Unsupported(f"{path}: tensor {quote_short(name)}: {_refusal_of(name)}")
         module = match["module"]
         if module not in sizes:
             if module in (model.head, f"{model.prefix}embed_tokens"):
                 raise Unsupported(
-                    f"{place}: adapts {module}; embedding and head cannot be adapted, only the linears of the layers"
+                    f"{path}: adapts {module}; embedding and head cannot be adapted, only the linears of the layers"
                 )
             raise InvalidInput(
-                f"{place}: adapts {quote_short(module)}, which {model.name} does not have; is it of this model?"
+                f"{path}: adapts {quote_short(module)}, which {model.name} does not have; is it of this model?"
             )
         sides.setdefault(module, {})[match["side"]] = name
     if not sides:
-        raise InvalidInput(f"{place}: holds no tensors; train and save the adapter again")
+        raise InvalidInput(f"{path}: holds no tensors; train and save the adapter again")
     for module, names in sides.items():
         if len(names) < 2:
-            raise InvalidInput(f"{place}: {module} has only one of lora_A and lora_B; is the file complete?")
+            raise InvalidInput(f"{path}: {module} has only one of lora_A and lora_B; is the file complete?")
     return {module: (names["A"], names["B"]) for module, names in sides.items()}
 
 

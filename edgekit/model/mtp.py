@@ -48,23 +48,23 @@ def read_mtp(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadConf
     return HeadConfig(layer_config, sizes, **files)
 
 
-def _layer_config(config: dict[str, Any], place: Path, target: ModelSpec) -> dict[str, Any]:
+def _layer_config(config: dict[str, Any], path: Path, target: ModelSpec) -> dict[str, Any]:
     """Return the config of the only layer, which is one of the model's layers of full attention."""
-    model = model_from_config(config, place.parent.name, str(place))
+    model = model_from_config(config, path.parent.name, str(path))
     if model.exportable:
-        raise Unsupported(f"{place}: {model.exportable}; give the float checkpoint")
+        raise Unsupported(f"{path}: {model.exportable}; give the float checkpoint")
     theirs, ours = ((*_shape(each), len(each.layers)) for each in (model, target))
     if theirs != ours:
         raise InvalidInput(
-            f"{place}: is the checkpoint of another model than {target.name} (family, width, tokens, layers: {theirs}, "
+            f"{path}: is the checkpoint of another model than {target.name} (family, width, tokens, layers: {theirs}, "
             f"not {ours}); give the checkpoint of this model"
         )
     text = config.get("text_config") or config
     if text.get("mtp_use_dedicated_embeddings"):
-        raise Unsupported(f"{place}: mtp_use_dedicated_embeddings; an MTP part with the model's embedding is read")
+        raise Unsupported(f"{path}: mtp_use_dedicated_embeddings; an MTP part with the model's embedding is read")
     if text.get("mtp_num_hidden_layers", 1) != 1:
         raise Unsupported(
-            f"{place}: an MTP part of {quote_short(text['mtp_num_hidden_layers'])} layers; one layer is read"
+            f"{path}: an MTP part of {quote_short(text['mtp_num_hidden_layers'])} layers; one layer is read"
         )
     return {
         **text,

@@ -126,7 +126,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
 
 
 def may_export(model: str) -> bool:
-    """Return whether a model can be exported here: without the floats of a clone, a bundled one cannot."""
+    """Return whether a model can be exported here: a bundled model cannot, unless a clone has its floats."""
     return model not in BUNDLED or (_DEMO_FLOATS / BUNDLED[model]).is_dir()
 
 

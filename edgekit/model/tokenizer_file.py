@@ -80,10 +80,10 @@ def _keep_no_words(tokenizer: Tokenizer) -> None:
 
 def _has_prefix(data: bytes) -> bool:
     """Return True if any field of a prefix has a value. `find` reads a large file four times as fast as a pattern."""
-    place = data.find(_NAME)
-    while place >= 0 and not _VALUE.match(data, place + len(_NAME)):
-        place = data.find(_NAME, place + 1)
-    return place >= 0
+    index = data.find(_NAME)
+    while index >= 0 and not _VALUE.match(data, index + len(_NAME)):
+        index = data.find(_NAME, index + 1)
+    return index >= 0
 
 
 def _check_merges(data: bytes, where: str) -> None:
@@ -141,7 +141,7 @@ def _steps(stage: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Return by how much a step lengthens a text at most. Only some steps can, apart from a constant."""
+    """Return by how much a step can lengthen a text. Most steps add at most a constant."""
     if step["type"] == "Replace":
         replaced = step["pattern"].get("String", "")  # a regular expression may match nothing, before every character
         added = len(step["content"].encode())

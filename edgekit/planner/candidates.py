@@ -36,7 +36,7 @@ class PlanSubject(NamedTuple):
     config_sha256: str
     draft: ModelSpec | None = None
     draft_source: str | None = None
-    drafter: HeadSpec | None = None  # the drafting head that is sealed with it
+    drafter: HeadSpec | None = None  # the drafting head that is sealed with the model
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
@@ -175,9 +175,9 @@ def _violations(
         found = f"{show_bytes(estimate.gpu_bytes or 0)} on the GPU"
         violations.append(Violation("memory", found, show_bytes(budget.total_bytes)))
     elif estimate.gpu_bytes is not None and over_bytes(estimate, budget, request) > 0:
-        beside = min(budget.host_bytes or 0, request.max_memory or budget.host_bytes or 0)
+        host_limit = min(budget.host_bytes or 0, request.max_memory or budget.host_bytes or 0)
         found = f"{show_bytes(estimate.total_bytes)} in RAM beside the GPU"
-        violations.append(Violation("memory", found, show_bytes(beside)))
+        violations.append(Violation("memory", found, show_bytes(host_limit)))
     elif over_bytes(estimate, budget, request) > 0:
         private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
         total = min(budget.total_bytes, request.max_memory or budget.total_bytes)

@@ -62,7 +62,7 @@ def shares_of(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: 
 def divided(
     estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: int | None
 ) -> Estimate:
-    """Return the estimate of a processor alone, divided between it and a GPU that runs `gpu_layers`."""
+    """Divide the estimate of a processor alone between the processor and a GPU that runs `gpu_layers`."""
     if facts.gpu_memory is None or gpu_layers is None:
         return estimate
     shares = shares_of(model, recipe, facts, gpu_layers)
@@ -98,8 +98,8 @@ def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_byte
     """Return the speed of a model whose layers read only `share` of a token's bytes in the GPU's memory."""
     if share >= 1:
         return speed
-    beside = read_bytes * (1 - share)
-    seconds = 1 / speed.decode_tokens_per_s + beside / HOST_READ_BYTES_S - beside / bandwidth_bytes_s
+    host_bytes = read_bytes * (1 - share)
+    seconds = 1 / speed.decode_tokens_per_s + host_bytes / HOST_READ_BYTES_S - host_bytes / bandwidth_bytes_s
     gigabytes = HOST_READ_BYTES_S / 1e9
     basis = f"{speed.basis}; {1 - share:.0%} of the weights are read in RAM at {gigabytes:g} GB/s, an assumption"
     # How fast the host's processor reads a prompt is not known.

@@ -17,7 +17,7 @@ _FLOAT = 4
 
 
 def head_to_seal(head: HeadSpec, model: ModelSpec, offer: Offer) -> HeadSpec:
-    """Return the head as it is sealed for an offer: with the model's embedding if the target cannot look that up.
+    """Return the head as it is sealed for an offer: with the model's embedding if the target cannot look tokens up.
 
     Targets hand out scaled embeddings, and an EAGLE-3 head reads them without the scale.
     """

@@ -193,12 +193,12 @@ def _largest_step(
 ) -> tuple[int, int]:
     """Return the tokens and logit rows of the largest step: prefill of a chunk, or verification for all sequences."""
     # One more row: sampling copies one row at a time.
-    most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
-    beside += most // 4 if drafts else 0  # arrays of changing sizes fragment the heap
+    most, extra = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
+    extra += most // 4 if drafts else 0  # arrays of changing sizes fragment the heap
     left = facts.verified_tokens if drafts else 0
-    reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # a lone sequence does one at a time
+    reading = chunk_tokens + left, extra + (most if sequences > 1 else 1)  # a lone sequence does one at a time
     returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
-    verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, beside + most
+    verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, extra + most
     return max(reading, verifying, key=lambda step: _step_bytes(model, facts, *step))
 
 
@@ -274,8 +274,8 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
     shapes = recurrent_shapes(model)
     copy, recurrent = show_bytes(part_bytes(shapes)), show_bytes(recurrent_bytes(model, tokens))
     layers = sum(layer.is_recurrent for layer in model.layers)
-    beside = f"{recurrent} of {layers} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
-    return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {beside})"
+    extra = f"{recurrent} of {layers} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
+    return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {extra})"
 
 
 def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
@@ -345,16 +345,16 @@ def _explain_mapped(plan: Plan, weights: int) -> str:
     tokens = max(plan.context, plan.storage.capacity_tokens)
     tables = plan.memory.position_bytes * tokens
     rows = _by_position_bytes(plan.model, plan.recipe, plan.memory, tokens) - tables
-    beside = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
+    extra = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
     own = rows_read_bytes(plan.model, plan.recipe, plan.memory, tokens)
-    beside += f" + {show_bytes(rows - own)} of rows that tokens look up" if rows > own else ""
+    extra += f" + {show_bytes(rows - own)} of rows that tokens look up" if rows > own else ""
     if own:
         whole = show_bytes(by_rows_bytes(plan.model, plan.recipe, plan.memory))
-        beside += f" + {show_bytes(own)} of rows of the per-layer embeddings, whose {whole} stay in the file"
-    return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{beside}"
+        extra += f" + {show_bytes(own)} of rows of the per-layer embeddings, whose {whole} stay in the file"
+    return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{extra}"
 
 
 def _explain_private(plan: Plan, weights: int) -> str:
     again = exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
-    beside = f" + {show_bytes(again)} again for exits" if again else ""
-    return f"{weights:,} stored × {plan.memory.private_share:g} copied{beside}"
+    extra = f" + {show_bytes(again)} again for exits" if again else ""
+    return f"{weights:,} stored × {plan.memory.private_share:g} copied{extra}"

@@ -113,7 +113,7 @@ class _SequenceGroup:
     def backward(
         self, part: WeightPart, tensors: Mapping[str, torch.Tensor], gradient: torch.Tensor, note: Note
     ) -> torch.Tensor:
-        """Return the gradient at the layer's input, given that at its output."""
+        """Return the gradient at the layer's input, given the gradient at its output."""
         import torch
 
         linears = {tensor.module.removeprefix(part.prefix) for tensor in part.tensors if tensor.role == "linear"}

@@ -1,4 +1,4 @@
-"""Mixed precision under a byte budget: store the linears in eight bits that gain most for their extra bytes."""
+"""Mixed precision under a byte budget: linears that gain most for their extra bytes are stored in eight bits."""
 
 from __future__ import annotations
 

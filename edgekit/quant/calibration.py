@@ -188,10 +188,10 @@ def encode(documents: Iterable[Document], folder: Path) -> np.ndarray[Any, Any]:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    place = folder / "tokenizer.json"
-    if not place.is_file():
+    path = folder / "tokenizer.json"
+    if not path.is_file():
         raise InvalidInput(f"{folder}: has no tokenizer.json; calibrate with a .npy file of tokens instead")
-    tokenizer = read_tokenizer(place)
+    tokenizer = read_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -21,7 +21,7 @@ _BLOCK = 128  # columns between two updates of all that follow; a multiple of ev
 
 
 def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format) -> list[IntMatrix]:
-    """Return integers and scales of `matrices` [out, in] that read the same inputs, of `hessian` [in, in]."""
+    """Return integers and scales of `matrices` [out, in] that read the same inputs, whose Hessian is [in, in]."""
     import torch
 
     weights = torch.cat(list(matrices))

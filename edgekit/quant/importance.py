@@ -1,4 +1,4 @@
-"""The importance of each input of a model's matrices: its mean square on calibration text, which weighs errors."""
+"""The importance of each input of a model's matrices: its mean square on calibration text, a weight for errors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def mean_squares(
             prefix = f"{model.prefix}layers.{index}."
             tensors = decoder.layer_tensors(model, index, lambda name: torch.from_numpy(read(name)))
             observe = partial(_observe, add, prefix)
-            for place, hidden in enumerate(batches):
-                batches[place] = decoder.layer_forward(model, index, tensors, hidden, observe)
+            for position, hidden in enumerate(batches):
+                batches[position] = decoder.layer_forward(model, index, tensors, hidden, observe)
         norm = torch.from_numpy(read(decoder.last_norm(model)))
         for hidden in batches:
             add(table if model.tied else model.head, decoder.final_norm(model, norm, hidden))

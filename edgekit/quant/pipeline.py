@@ -287,15 +287,15 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
     budget = budget_bytes(order.recipe, order.model)
     if budget is None or budget < weight_bytes(order.model, order.recipe):  # nothing to spend
         return order.recipe
-    place = folder / _LOSSES
-    if not place.exists():
+    path = folder / _LOSSES
+    if not path.exists():
         losses = predicted_losses(order.recipe, order.model, _text(order), read, order.progress, order.device)
-        save_losses(place, losses)
-    return resolve_budget(order.recipe, order.model, load_losses(place))
+        save_losses(path, losses)
+    return resolve_budget(order.recipe, order.model, load_losses(path))
 
 
 def _text(order: Order) -> Calibration:
-    """Return the calibration text, or some of the bundled one for a budget without."""
+    """Return the calibration text; for a budget without one, part of the bundled text."""
     return order.calibration or read_calibration(
         None, order.source, vocabulary=order.model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
     )

@@ -67,6 +67,6 @@ def random_weights(folder: Path, config: dict[str, Any], recipe: Recipe, name: s
 
 
 def _unset(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the bit 8 of every nibble that is 0, which stands for -8: set, it stands for 0."""
+    """Return bit 8 of every nibble that is 0: a nibble of 0 stands for -8, and with this bit set for 0."""
     low = np.uint32(0x77777777)
     return ~(((words & low) + low) | words | low)

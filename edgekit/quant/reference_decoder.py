@@ -226,10 +226,10 @@ def _attention(
         parts[0], gate = heads.flatten(2), gates.flatten(2)
     if spec.qk_norm:
         norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
-        for place, (name, width) in enumerate([*norms][: len(parts)]):
-            by_norm = parts[place].reshape(batch, length, -1, width)
+        for position, (name, width) in enumerate([*norms][: len(parts)]):
+            by_norm = parts[position].reshape(batch, length, -1, width)
             weight = None if spec.norms_after_rope else tensors[f"{name}.weight"]
-            parts[place] = normed(by_norm, spec.norm_epsilon) if weight is None else _norm(spec, weight, by_norm)
+            parts[position] = normed(by_norm, spec.norm_epsilon) if weight is None else _norm(spec, weight, by_norm)
     by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]

@@ -1,4 +1,4 @@
-"""Scales that serve the whole model: groups of four bits, tuned until the stored model predicts as the float one does.
+"""Scales that serve the whole model: groups of four bits, tuned until the stored model predicts like the float model.
 
 The integers stay as they are. Each scale has a factor, and the mean KL of the predictions on the calibration text goes
 down by Adam's rule. A killed run goes on after its last step.

@@ -47,10 +47,10 @@ def smoothed_reader(
     device: torch.device | None = None,
 ) -> ReadRows:
     """Return a reader of the smoothed model. Its factors are kept in `folder`, where a resumed run finds them."""
-    place = folder / _FACTORS
-    if not place.exists():
-        _save(place, smoothing_factors(recipe, model, calibration, read, progress, device))
-    return smoothed(read, _load(place, device), recipe, model)
+    path = folder / _FACTORS
+    if not path.exists():
+        _save(path, smoothing_factors(recipe, model, calibration, read, progress, device))
+    return smoothed(read, _load(path, device), recipe, model)
 
 
 def smoothing_factors(

@@ -250,7 +250,7 @@ class AsyncRuntime(OwnedByProcess):
             self._active.pop(stream, None)
 
     def _run(self) -> None:
-        """Drive in the thread until the runtime is closed. An error that is no request's own ends it for all."""
+        """Drive in the thread until the runtime is closed. An error outside any request ends all of them."""
         try:
             while self._drive():
                 pass
@@ -321,7 +321,7 @@ class _PieceReader:
         self.news = asyncio.Event()  # the stream has pieces, or ended
         self.error: BaseException | None = None  # no piece will come, because the thread has ended
         self.has_begun = False  # the reader was told about its first piece
-        self.has_read = Event()  # the reader passed that piece on and asks for more
+        self.has_read = Event()  # the reader has handed out its piece and asks for another
 
 
 class AsyncStream:

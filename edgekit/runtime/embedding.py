@@ -107,14 +107,14 @@ def encode_texts(
 ) -> list[list[int]]:
     """Return the tokens of each text, after its prefix; texts that are too long are cut or refused."""
     room = min(limits.text_tokens, params.max_tokens or limits.text_tokens)
-    return [_encoded(codec, limits, params, place, text, room, truncate) for place, text in enumerate(texts)]
+    return [_encoded(codec, limits, params, index, text, room, truncate) for index, text in enumerate(texts)]
 
 
 def _encoded(
     codec: Codec,
     limits: RequestLimits,
     params: EmbeddingParams,
-    place: int,
+    index: int,
     text: str | Sequence[int],
     room: int,
     truncate: bool,
@@ -129,9 +129,9 @@ def _encoded(
     else:
         tokens = list(text)[:room] if truncate else list(text)
     if not tokens:
-        raise InvalidInput(f"text {place} has no tokens; give text to embed")
+        raise InvalidInput(f"text {index} has no tokens; give text to embed")
     if any(type(token) is not int or not 0 <= token < limits.abilities.vocabulary for token in tokens):
-        raise InvalidInput(f"text {place} holds a token outside the vocabulary of {limits.abilities.vocabulary}")
+        raise InvalidInput(f"text {index} holds a token outside the vocabulary of {limits.abilities.vocabulary}")
     if len(tokens) > room:
         raise ContextExceeded(len(tokens), room, "shorten the text, or allow `truncate`")
     return tokens

@@ -103,7 +103,7 @@ class Metrics(Frozen):
     prefix_asked_tokens: int = 0
     pressure_steps: dict[str, int] = Field(default_factory=dict)  # steps of the fit guard since the opening
     pressure_now: tuple[str, ...] = ()  # steps in force
-    saving_now: tuple[str, ...] = ()  # for heat or a low battery: what is in force, and what the engine cannot do
+    saving_now: tuple[str, ...] = ()  # measures against heat or a low battery, in force or impossible
 
     @property
     def occupancy(self) -> float | None:

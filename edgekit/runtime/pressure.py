@@ -173,7 +173,7 @@ class PressureControl:
     def kv_config(self, asked: KVCacheConfig, policy: KVEvictionPolicy) -> KVCacheConfig:
         """Return the cache of a new request, with fewer bits while memory is short. Raises `DoesNotFit` if refused."""
         if self._watch is not None and "refuse" in self._guard.taken:
-            self._driver.exclusively(self._watch.look)  # if nothing runs, no step looks
+            self._driver.exclusively(self._watch.look)  # steps do this, but none may be running
         if "refuse" in self._guard.taken:
             raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
         if "cache bits" not in self._guard.taken:

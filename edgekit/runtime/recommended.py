@@ -25,8 +25,8 @@ def chat_sampling(folder: Path, given: Mapping[str, Any]) -> ChatSampling:
     """Return the sampling that the model's `generation_config.json` recommends, else a temperature of 0.7."""
     if "temperature" in given:
         return ChatSampling({}, "as given")
-    place = folder / "generation_config.json"
-    config = read_json(place) if place.is_file() else {}
+    path = folder / "generation_config.json"
+    config = read_json(path) if path.is_file() else {}
     recommended = {name: config[name] for name in _FROM_CONFIG if type(config.get(name)) in (int, float)}
     if config.get("do_sample") is not False and "temperature" in recommended:
         if recommended.get("top_k") == 0:

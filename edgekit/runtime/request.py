@@ -227,9 +227,9 @@ class Request:
                 return
         num_tokens, accepted = len(self.tokens), 0
         counters.proposed += len(proposal)
-        for place, token_logits in enumerate(logits):
+        for index, token_logits in enumerate(logits):
             token = decoding.choose(token_logits, len(self.tokens))
-            is_right = place < len(proposal) and token == proposal[place]
+            is_right = index < len(proposal) and token == proposal[index]
             self._append(token, token_logits)
             if self.is_done or not is_right:
                 break

@@ -48,7 +48,7 @@ class RerankingOptions(TypedDict, total=False):
 
 
 class LogitReader(NamedTuple):
-    """The reading of a score from the last logits of a pair."""
+    """Reads a score from the last logits of a pair."""
 
     answers: tuple[int, int] | None  # the tokens `yes` and `no`; None: a classifier's only logit
     is_share: bool  # the score is the logit's sigmoid
@@ -110,9 +110,9 @@ def encode_documents(
     """Return the tokens of each pair, and the index of the document's first one where a model asks for it."""
     room, cuts = limits.text_tokens, options.get("truncate", False)
     pairs = []
-    for place, document in enumerate(documents):
+    for index, document in enumerate(documents):
         if not document:
-            raise InvalidInput(f"document {place} is empty; give text to score")
+            raise InvalidInput(f"document {index} is empty; give text to score")
         if reader.answers is None:
             tokens, second = codec.encode_pair(query, document, room, cuts=cuts)
         else:

@@ -209,7 +209,7 @@ class Runtime(TextReading):
             Request(
                 request_limits,
                 tokens,
-                Sampler(params.sampling.for_answer(place), vocabulary, tokens),
+                Sampler(params.sampling.for_answer(index), vocabulary, tokens),
                 params.stopping,
                 self.codec.stream(context=context, skip_special=tools is None),
                 grammar=after_thinking(
@@ -219,7 +219,7 @@ class Runtime(TextReading):
                 reuse=self._reuse(params.scheduling.tenant, adapter, kv_config.kv_bits, policy),
                 priority=params.scheduling.priority,
             )
-            for place in range(count)
+            for index in range(count)
         ]
         schema = params.model_class or (form is not None and form[0] == "schema")
         streams = [

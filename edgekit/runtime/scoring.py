@@ -169,14 +169,14 @@ class Scoring(ReadingJob["list[int]", "list[Score]"]):
         return [by_index[index] for index in sorted(by_index)]
 
 
-def _check(limits: RequestLimits, place: int, branch: Branch) -> None:
+def _check(limits: RequestLimits, index: int, branch: Branch) -> None:
     last, vocabulary = limits.max_length, limits.abilities.vocabulary
     rooms = (limits.kv_config.capacity_tokens, limits.policy.window, None if last is None else last - 1)
     room = min(room for room in rooms if room is not None)
     if len(branch.tokens) <= branch.start:
-        raise InvalidInput(f"continuation {place} has no tokens; give text to score")
+        raise InvalidInput(f"continuation {index} has no tokens; give text to score")
     if min(branch.tokens) < 0 or max(branch.tokens) >= vocabulary:
-        raise InvalidInput(f"continuation {place} holds a token outside the vocabulary of {vocabulary}")
+        raise InvalidInput(f"continuation {index} holds a token outside the vocabulary of {vocabulary}")
     if len(branch.tokens) - 1 > room:
         raise ContextExceeded(len(branch.tokens), room + 1, "shorten it, or export a larger context")
 

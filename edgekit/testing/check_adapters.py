@@ -72,8 +72,8 @@ def _check_company(
         feed(engine, state, tokens[:10], 0)
     first = engine.forward([Chunk(state, tokens[10:11], 1) for state in states])
     second = engine.forward([Chunk(state, tokens[11:], 1) for state in states])
-    for place, (earlier, later) in enumerate(zip(first, second, strict=True)):
-        judge.same(np.concatenate([earlier, later]), alone[place], f"adapter {several[place]} in a batch", batched=True)
+    for index, (earlier, later) in enumerate(zip(first, second, strict=True)):
+        judge.same(np.concatenate([earlier, later]), alone[index], f"adapter {several[index]} in a batch", batched=True)
     for state in states:
         state.close()
 

@@ -50,8 +50,8 @@ def check_cached_keys_are_those_of_the_tokens(engine: Engine, judge: Judge) -> N
         judge.same(later.values[:, :7], whole.values[:, 5:12], "values after an eviction")
     rows = state.embedded(tokens)
     require(rows.dtype == np.float32 and rows.ndim == 2 and len(rows) == len(tokens), "embeddings of other tokens")
-    for place, token in enumerate(tokens):
-        judge.same(state.embedded([token]), rows[place : place + 1], "embeddings of single tokens")
+    for index, token in enumerate(tokens):
+        judge.same(state.embedded([token]), rows[index : index + 1], "embeddings of single tokens")
     require(len(np.unique(rows, axis=0)) == len(set(tokens)), "tokens have the embeddings of others")
     refused(lambda: state.embedded([able.vocabulary]), "the embedding of a token outside the vocabulary")
     state.close()

@@ -118,9 +118,9 @@ def check_hidden_states(engine: Engine, judge: Judge) -> None:
     are_floats = expected.dtype == np.float32 and bool(np.isfinite(expected).all())
     require(expected.shape == (limit, width) and are_floats, f"hidden states: {expected.dtype} {expected.shape}")
     single, rows = engine.start(storage_for(engine)), []
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         rows.append(engine.forward([Chunk(single, [token], 1, hidden=True)])[0])
-        if place == 1 and engine.abilities.max_rewind != 0:  # a call for logits in between
+        if index == 1 and engine.abilities.max_rewind != 0:  # a call for logits in between
             single.rewind(1)
             engine.forward([Chunk(single, [token], 1)])
     judge.same(np.concatenate(rows), expected, "hidden states token by token")

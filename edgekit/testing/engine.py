@@ -229,9 +229,9 @@ class FakeEngine:
         hidden = _fold(inputs)
         if state.recurrent is not None:
             sums, hidden = state.sums, hidden.copy()
-            for place, row in enumerate(hidden):
-                sums = hidden[place] = _fold(self._mix @ sums + row)
-                if place + 1 == state.recurrent.kept:
+            for index, row in enumerate(hidden):
+                sums = hidden[index] = _fold(self._mix @ sums + row)
+                if index + 1 == state.recurrent.kept:
                     state.sums = sums.copy()
         outputs = []
         distance = np.arange(old, old + count)[:, None] - np.arange(old + count)[None, :]

@@ -80,8 +80,8 @@ class FakeTarget(Target):
         import numpy as np
 
         seed = read_json(files / "fake.json")["seed"]
-        for place, tensor in enumerate(plan.model.tensors()):
-            yield tensor.name, np.random.default_rng([seed, place]).standard_normal(tensor.shape, np.float32)
+        for index, tensor in enumerate(plan.model.tensors()):
+            yield tensor.name, np.random.default_rng([seed, index]).standard_normal(tensor.shape, np.float32)
 
 
 def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:

@@ -104,11 +104,11 @@ class Flat:
         (offset,) = struct.unpack_from("<H", self._data, self._inside(layout + place, 2))
         return table + offset if offset else None
 
-    def _unsigned(self, place: int) -> int:
-        (number,) = struct.unpack_from("<I", self._data, self._inside(place, 4))
+    def _unsigned(self, index: int) -> int:
+        (number,) = struct.unpack_from("<I", self._data, self._inside(index, 4))
         return int(number)
 
-    def _inside(self, place: int, length: int) -> int:
-        if place < self._start or place + length > self._end:
+    def _inside(self, index: int, length: int) -> int:
+        if index < self._start or index + length > self._end:
             raise ValueError("an offset leads out of the file")
-        return place
+        return index

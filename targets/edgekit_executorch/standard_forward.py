@@ -49,8 +49,8 @@ def _forward(append: Any) -> Any:
 
     count, last = sizes[0].args[2], number(0)
     hidden, chosen = readers[0].instr_args.args[0], readers[0].instr_args.args[-1]
-    place = code.index(readers[0])
-    code[place : place + 1] = [
+    position = code.index(readers[0])
+    code[position : position + 1] = [
         Instruction(KernelCall(operators[_ADD], [count, number(-1), last])),
         Instruction(KernelCall(operators[_SLICE], [hidden, number(0), last, count, number(1), chosen, chosen])),
     ]

@@ -211,7 +211,7 @@ class _BatchArrays:
         int32 = ctypes.POINTER(ctypes.c_int32)
         # Each token points at its own sequence number.
         first, width = self._sequences.ctypes.data, self._sequences.itemsize
-        self._lists = (int32 * tokens)(*(ctypes.cast(first + place * width, int32) for place in range(tokens)))
+        self._lists = (int32 * tokens)(*(ctypes.cast(first + index * width, int32) for index in range(tokens)))
         self.struct = structs.TokenBatch(
             0,
             self._tokens.ctypes.data_as(int32),

@@ -63,7 +63,7 @@ def _difference(tried: Library, model: int, *, exact: bool) -> float:
     context = Context(tried, model, _VOCABULARY, shape, StopFlag())
     tokens = list(range(_TOKENS))
     together = context.decode([Feed(0, 0, tokens, _ROWS)])[0]
-    alone = [context.decode([Feed(1, place, [token], 1)])[0] for place, token in enumerate(tokens)][-_ROWS:]
+    alone = [context.decode([Feed(1, index, [token], 1)])[0] for index, token in enumerate(tokens)][-_ROWS:]
     context.close()
     return float(np.abs(together - np.concatenate(alone)).max())
 

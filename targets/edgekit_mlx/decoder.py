@@ -211,9 +211,9 @@ class MlxDecoder:
         if self._model.qk_norm:
             names = (self._model.names.query_norm, self._model.names.key_norm)
             norms = list(zip(names, self._model.qk_norm_widths(layer), strict=True))
-            for place, (norm, width) in enumerate(norms[: len(parts)]):
-                by_norm = parts[place].reshape(len(normed), -1, width)
-                parts[place] = (
+            for index, (norm, width) in enumerate(norms[: len(parts)]):
+                by_norm = parts[index].reshape(len(normed), -1, width)
+                parts[index] = (
                     mx.fast.rms_norm(by_norm, None, self._model.norm_epsilon)
                     if self._model.norms_after_rope
                     else self._norm(f"{name}{norm}", by_norm)

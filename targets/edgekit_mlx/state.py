@@ -46,7 +46,7 @@ class MlxState(StateBase):
         super().__init__(owner, storage)
         layers = [model.layers[index] for index in model.storing_layers]
         self._layers, self._ropes, self._worker = layers, ropes, worker
-        self._places = {layer: place for place, layer in enumerate(model.storing_layers)}  # of caches
+        self._places = {layer: position for position, layer in enumerate(model.storing_layers)}  # of caches
         self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits, score_bytes) for layer in layers]
         # What recurrent layers carry from token to token, by layer; a call replaces the arrays.
         self.carried: dict[int, tuple[mx.array, ...]] = {}

@@ -92,9 +92,9 @@ def audit(plan: Plan, files: Path) -> list[CheckedGraph]:
 
 
 def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[CheckedGraph]) -> str:
-    """Return a hash of everything that an audit depends on but positions, including these rules.
+    """Return a hash of everything except positions that an audit depends on, including these rules.
 
-    Openings of one artifact that differ in context, sequences or threads have the same.
+    It stays the same if an artifact is opened with other context, sequences or threads.
     """
     asked = [part and (part, hidden_outputs(plan, part)) for part in parts]
     described = f"{size} {plan.backend} {plan.storage.kv_bits == 16} {asked} {plan.model.model_dump_json()}"

@@ -75,8 +75,8 @@ def _read(graph: Graph, name: str, index: int, rule: DeltaRule, inputs: list[ir.
     memory = graph.input(f"past.{index}.memory", FLOAT, shape)
     counts = _counts(graph, inputs[0])
     pieces = [
-        graph.ops("Split", value, counts, outputs=2, name=f"{name}.pieces.{place}", axis=1)
-        for place, value in enumerate(inputs)
+        graph.ops("Split", value, counts, outputs=2, name=f"{name}.pieces.{position}", axis=1)
+        for position, value in enumerate(inputs)
     ]
     read = []
     for piece in range(2):

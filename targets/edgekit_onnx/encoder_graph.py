@@ -72,8 +72,8 @@ class OnnxEncoderGraph:
         else:
             kinds = graph.constant("first_type", [0], INT64)
         types = self._float_rows(graph, f"{model.prefix}embed_types", kinds)
-        beside = graph.op("Add", positions, types, name="embedding.beside")
-        hidden = graph.op("Add", words, beside, name="embedding.sum")
+        added = graph.op("Add", positions, types, name="embedding.beside")
+        hidden = graph.op("Add", words, added, name="embedding.sum")
         weight, bias = self._norm_tensors(graph, f"{model.prefix}embed_norm")
         return graph.op(
             "LayerNormalization", hidden, weight, bias, name="embed_norm", epsilon=model.norm_epsilon, axis=-1

@@ -38,7 +38,7 @@ def feeds_single_tokens(plan: Plan) -> bool:
     """Return True if a call of exact mode has one token, instead of an even number.
 
     An expert computes the tokens of a call that are routed to it; their number decides its kernel. Kernels for arm64
-    take other steps for other even numbers too.
+    compute differently for different even numbers too.
     """
     return plan.model.experts is not None or arm_kernels() != ""
 

@@ -17,7 +17,7 @@ _WIDE = (0, 1, 2, 7, 8, SINKS)
 
 
 def halves_of(name: str) -> str:
-    """Return the file name of the graph that was derived from the packed graph `name` for such a cache."""
+    """Return the file name of the graph that was derived from the packed graph `name` for a float16 cache."""
     return f"half-{name}.onnx"
 
 

@@ -81,7 +81,7 @@ class OnnxPacking:
         return PackedMatrix(outputs, inputs, bits, block, values, self.floats(scales))
 
     def head_of(self, table: PackedMatrix, module: str) -> PackedMatrix:
-        """Return a tied head with scales for blocks. It shares the table's values if a product can read the layout."""
+        """Return a tied head, which has scales for blocks. It shares values if products can read the table's layout."""
         _, inputs, bits, block = self._shape(module)
         if bits and inputs % block:
             return self.matrix(module)

@@ -58,10 +58,10 @@ def mappings_of(folder: Path) -> Iterator[Mapping]:
     except OSError:
         return
     inside = f"{folder.resolve()}/"
-    place = text.find(inside)
-    while place >= 0:  # skip most of the tens of thousands of lines quickly
-        line, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+    index = text.find(inside)
+    while index >= 0:  # skip most of the tens of thousands of lines quickly
+        line, end = text.rfind("\n", 0, index) + 1, text.find("\n", index)
         dirty = _DIRTY.search(text, end)
         if dirty and (match := _HEADER.fullmatch(text, line, end)) and match[3].startswith(inside):
             yield Mapping(int(match[1], 16), int(match[2], 16), dirty[1] == "0")
-        place = text.find(inside, end)
+        index = text.find(inside, end)

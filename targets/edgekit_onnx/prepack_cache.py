@@ -62,23 +62,23 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedF
             return PackedFolder(None, "packed weights are turned off (EDGEKIT_PACKED)")
         features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
         name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {features} {arithmetic()}".encode()).hexdigest()
-        place = home() / "packed" / name[:32]
-        hold = Hold.of(place)
-        if is_whole(place) and hold is not None:
-            os.utime(place)
-            return PackedFolder(place, hold=hold)
+        path = home() / "packed" / name[:32]
+        hold = Hold.of(path)
+        if is_whole(path) and hold is not None:
+            os.utime(path)
+            return PackedFolder(path, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
         needed = int(weights * SHARE_OF_WEIGHTS)
         if needed > limit:
             return PackedFolder(
                 None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(place.parent, limit - needed, place)
-        free = free_bytes(place.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path.parent, limit - needed, path)
+        free = free_bytes(path.parent)
         if free < needed:
             return PackedFolder(
-                None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
+                None, f"packed weights need {show_bytes(needed)} in {path.parent}, {show_bytes(free)} are free"
             )
         working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE), free_memory()
         if memory is not None and memory.bytes < working:
@@ -92,8 +92,8 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedF
             "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
             show_bytes(weights),
         )
-        hold = Hold.of(_make(place, save))
-        return PackedFolder(place if hold is not None else None, "" if hold is not None else _REMOVED, hold)
+        hold = Hold.of(_make(path, save))
+        return PackedFolder(path if hold is not None else None, "" if hold is not None else _REMOVED, hold)
     except (OSError, EdgekitError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return PackedFolder(
@@ -256,14 +256,14 @@ def is_whole(place: Path) -> bool:
         return False
 
 
-def _stamp(place: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]:
+def _stamp(path: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]:
     """Return the facts of a file that change when it is replaced or rewritten."""
-    infos = [(name, (place / name).lstat()) for name in names]
+    infos = [(name, (path / name).lstat()) for name in names]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
 
 
-def _mark_whole(place: Path, names: Iterable[str]) -> None:
-    mark(place.name, "packed", _stamp(place, names))
+def _mark_whole(path: Path, names: Iterable[str]) -> None:
+    mark(path.name, "packed", _stamp(path, names))
 
 
 def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:

@@ -269,7 +269,7 @@ def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
     """Cut a call into pieces of at most `most` tokens, with a cut after the first `kept` ones, if need be.
 
     No piece may follow tokens that the recurrent part leaves out. Such tokens end a call that verifies
-    drafts, fewer than a piece has.
+    drafts, and are fewer than a piece has.
     """
     row = 0
     while row < tokens:

@@ -146,12 +146,12 @@ class _Stored:
         assert model.experts is not None
         parent, _, rest = tensor.module.rpartition(".experts.")
         expert = int(rest.split(".")[0])
-        place = [module.rpartition(".")[2] for module in model.experts.modules(expert)].index(rest.split(".")[1])
+        index = [module.rpartition(".")[2] for module in model.experts.modules(expert)].index(rest.split(".")[1])
         node = self.experts[f"{parent}.experts"]
         each = 3 if node.op_type == "QMoE" else 2  # inputs of a part: values, scales of integers, biases
-        first = 2 + each * (place == 2)
+        first = 2 + each * (index == 2)
         names = ["" if value is None else str(value.name) for value in [*node.inputs[first : first + each], None, None]]
-        own = slice(None) if place == 2 else slice(place, None, 2)
+        own = slice(None) if index == 2 else slice(index, None, 2)
         if tensor.role == "bias":
             return np.asarray(self.constants[names[each - 1]][expert][own], np.float32)
         values = self.constants[names[0]][expert][own]

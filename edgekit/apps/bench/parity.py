@@ -216,13 +216,13 @@ def _logits(folder: Path, windows: Windows) -> list[Logits]:
 
 
 def _first_divergence(pairs: Sequence[Pair]) -> Divergent | None:
-    place = 0
+    index = 0
     for pair in pairs:
         parted = np.flatnonzero(pair.reference.argmax(axis=-1) != pair.found.argmax(axis=-1))
         if len(parted):
             row = np.sort(pair.reference[parted[0]])
-            return Divergent(token=place + int(parted[0]), margin=float(row[-1] - row[-2]))
-        place += len(pair.tokens)
+            return Divergent(token=index + int(parted[0]), margin=float(row[-1] - row[-2]))
+        index += len(pair.tokens)
     return None
 
 

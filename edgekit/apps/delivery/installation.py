@@ -92,19 +92,19 @@ def rollback(folder: str | Path, progress: Progress = lambda done, total, what: 
     A second rollback returns to the abandoned artifact. Raises `InvalidInput` without a former artifact, and
     `DamagedArtifact` if it is damaged.
     """
-    place = Path(folder)
-    installed = read_installed(place)
+    path = Path(folder)
+    installed = read_installed(path)
     if installed is None or installed.current is None:
         raise InvalidInput(f"{folder}: nothing was pulled into this folder")
-    with locked(place, progress):
-        installed = read_installed(place)
+    with locked(path, progress):
+        installed = read_installed(path)
         assert installed is not None and installed.current is not None
         if installed.former is None:
             raise InvalidInput(f"{folder}: has no former artifact to go back to")
-        former = open_artifact(folder_of(place, installed.former))
+        former = open_artifact(folder_of(path, installed.former))
         refused = (*(each for each in installed.refused if each != installed.former.sha256), installed.current.sha256)
         update = {"current": installed.former, "former": installed.current, "refused": refused[-100:]}
-        write_installed(place, installed.model_copy(update=update))
+        write_installed(path, installed.model_copy(update=update))
         return former
 
 
@@ -113,13 +113,13 @@ def prune(folder: str | Path, keep_bytes: int = 0) -> int:
 
     Unfinished fetches are removed first, then the oldest artifacts, and the former one last.
     """
-    place = Path(folder)
-    if read_installed(place) is None:
+    path = Path(folder)
+    if read_installed(path) is None:
         return 0
-    with locked(place, lambda done, total, what: None):
-        installed = read_installed(place)
+    with locked(path, lambda done, total, what: None):
+        installed = read_installed(path)
         assert installed is not None
-        return remove_others(place, installed, keep_bytes)
+        return remove_others(path, installed, keep_bytes)
 
 
 def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None) -> int:

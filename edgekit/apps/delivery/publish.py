@@ -105,17 +105,17 @@ def withdraw(
     progress: Progress = lambda done, total, what: None,
 ) -> SiteIndex:
     """Withdraw a release: installations that have it return to the newest release before it. Raises `UnknownName`."""
-    place = Path(site)
-    if not place.exists():
+    path = Path(site)
+    if not path.exists():
         raise UnknownName("channel", channel, [])
-    with _locked(place, progress):
-        index = read_site(place, signer)
+    with _locked(path, progress):
+        index = read_site(path, signer)
         releases = list(index.channel(channel))
         known = next((each for each in releases if each.name == release), None)
         if known is None:
             raise UnknownName("release", release, [each.name for each in releases])
         releases[releases.index(known)] = known.model_copy(update={"withdrawn": True})
-        return _write_index(place, index, channel, releases, signer)
+        return _write_index(path, index, channel, releases, signer)
 
 
 @contextmanager
@@ -134,17 +134,17 @@ def read_site(site: Path, signer: Signer | None = None) -> SiteIndex:
 
     Raises `InvalidInput` if it is signed and `signer` is None, so that an unsigned index never replaces a signed one.
     """
-    place = site / INDEX
-    if not place.exists():
+    path = site / INDEX
+    if not path.exists():
         return SiteIndex(sequence=0, channels={})
-    data = read_bytes(place, MAX_INDEX_BYTES)
+    data = read_bytes(path, MAX_INDEX_BYTES)
     if signer is None and (site / signature_name(hashlib.sha256(data).hexdigest())).exists():
         raise InvalidInput(
             f"{site}: its index is signed, and installations that check it would refuse one that is not; sign it"
             f" (--key), or remove {site / SIGNATURES} for good"
         )
     fix = "publish into a new folder"
-    return read_sealed_json(data, SiteIndex, str(place), versions=INDEX_VERSION, sealed_since=1, fix=fix)[0]
+    return read_sealed_json(data, SiteIndex, str(path), versions=INDEX_VERSION, sealed_since=1, fix=fix)[0]
 
 
 def _entry(artifact: Artifact, devices: tuple[str, ...]) -> PublishedArtifact:

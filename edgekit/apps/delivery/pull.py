@@ -268,14 +268,14 @@ def _manifest_bytes(site: Site, sha256: str, limits: FetchLimits) -> bytes:
         raise DamagedArtifact(f"{site.url}{manifest_name(sha256)}: cannot be decompressed: {error}") from error
 
 
-def _keep(place: Path, sha256: str, read: Callable[[], bytes]) -> None:
+def _keep(path: Path, sha256: str, read: Callable[[], bytes]) -> None:
     """Write a small file with this hash, unless it exists."""
-    if place.is_file() and hashlib.sha256(place.read_bytes()).hexdigest() == sha256:
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
         return
     data = read()
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DamagedArtifact(f"{place.name}: its bytes are not those that the index lists ({sha256})")
-    write_file(place, data)
+        raise DamagedArtifact(f"{path.name}: its bytes are not those that the index lists ({sha256})")
+    write_file(path, data)
 
 
 def _fill(

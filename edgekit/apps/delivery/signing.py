@@ -93,8 +93,8 @@ def check_required_signature(artifact: Artifact, trusted: str | Path | KeylessId
     if isinstance(trusted, KeylessIdentity):
         check_signature(artifact.folder, trusted)
         return
-    place = artifact.folder / SIGNATURE
-    signature = read_bytes(place, MAX_SIGNATURE_BYTES) if place.exists() else b""
+    path = artifact.folder / SIGNATURE
+    signature = read_bytes(path, MAX_SIGNATURE_BYTES) if path.exists() else b""
     parts = [artifact.fingerprint().encode(), signature, *(pem for _, pem in _pems(Path(trusted)))]
     seen = {"checked": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}
     if not _is_certified(signature) and is_marked(artifact.sha256, "signature", seen):

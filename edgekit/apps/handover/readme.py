@@ -53,9 +53,9 @@ def _vllm(plan: ServerPlan) -> tuple[str, str]:
     if not plan.layout.prefill:
         return vllm.VERSION, "    vllm serve --config vllm.yaml\n"
     lines = [
-        f"    {_NIXL_PORT}={5600 + 100 * place} vllm serve --config {vllm.file_name(role)}   # on its own"
+        f"    {_NIXL_PORT}={5600 + 100 * index} vllm serve --config {vllm.file_name(role)}   # on its own"
         f" {plan.layout.tensor * plan.layout.pipeline * vllm.copies(plan, role)} GPUs"
-        for place, role in enumerate(vllm.roles(plan))
+        for index, role in enumerate(vllm.roles(plan))
     ]
     ports = f"{vllm.PORTS['prefill']} and {vllm.PORTS['decode']}"
     travels = f"{show_bytes(plan.transfer_bytes or 0)} of KV travel for a prompt of {plan.context // 2:,} tokens"

@@ -88,7 +88,7 @@ def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[Fi
 
 
 def _changes(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator[tuple[str, Any, str, str, str]]:
-    """Yield the changes: field and value, then name, old value and new value for display."""
+    """Yield every change: its field and value, and for display its name, old value and new value."""
     if figures.bandwidths:
         before, now = profile.usable_bandwidth_gb_s.value, round(median(figures.bandwidths), 2)
         peak = profile.peak_bandwidth_gb_s

@@ -146,9 +146,9 @@ class LabStore:
         folders: set[str] = set()
 
         def rows() -> Iterator[tuple[str, str, int, str, str]]:
-            for place, entry in enumerate(entries):
+            for index, entry in enumerate(entries):
                 folders.add(entry.artifact)
-                yield run, entry.id, place, entry.device, entry.model_dump_json()
+                yield run, entry.id, index, entry.device, entry.model_dump_json()
 
         with self._changing() as base:
             base.execute("INSERT INTO runs VALUES (?, ?, ?, NULL, ?)", (run, lab.name, now, lab.model_dump_json()))

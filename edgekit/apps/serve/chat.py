@@ -204,7 +204,7 @@ async def chat_completions(call: Call) -> Response | EventStream:
     if plan.is_forced and form:
         raise invalid("response_format: the answer is a call; leave out one of tool_choice and it", "response_format")
     options |= {"schema": plan.schema} if plan.is_forced else form
-    messages = joined_system([message.plain(place) for place, message in enumerate(body.messages)])
+    messages = joined_system([message.plain(index) for index, message in enumerate(body.messages)])
     asked = PromptJob(messages, options, body.choices, plan.described, body.template_options() or None)
     answers = await ask(call, model, asked)
     writer = ChatWriter(model, answers, plan, asks_logprobs=bool(body.logprobs), reports_usage=body.reports_usage)
@@ -274,7 +274,7 @@ class ChatWriter:
 
     async def whole(self, count: int) -> dict[str, Any]:
         """The whole answer."""
-        joined = [_Joined(place) for place in range(count)]
+        joined = [_Joined(index) for index in range(count)]
         async for choice in self.choices():
             joined[choice["index"]].add(choice)
         return {
@@ -320,8 +320,8 @@ class _Joined:
         return {"index": self._place, "message": message, "logprobs": logprobs, "finish_reason": self._finish_reason}
 
 
-def _choice(place: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+def _choice(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def usage_content(usage: TokenUsage) -> dict[str, Any]:

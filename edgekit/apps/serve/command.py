@@ -76,9 +76,9 @@ def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSet
     adapters = dict(adapter_of(each) for each in served.adapters)
     sources = {
         name: on_demand(
-            artifact_for(model, served.context), adapters=None if place else adapters, warm_template=True, **opening
+            artifact_for(model, served.context), adapters=None if index else adapters, warm_template=True, **opening
         )
-        for place, (name, model) in enumerate(named.items())
+        for index, (name, model) in enumerate(named.items())
     }
     aliases = dict(_alias(each) for each in served.aliases)
     models_served = Models(sources, aliases, pool_settings(settings, len(sources)))

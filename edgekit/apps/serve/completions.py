@@ -77,7 +77,7 @@ async def completions(call: Call) -> Response | EventStream:
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and options["max_tokens"] == 1:
-        options["ignore_eos"] = True  # evaluators expect exactly one entry after those of the prompt
+        options["ignore_eos"] = True  # evaluators expect exactly one entry after the prompt's entries
     continued = [await _continued(call, model, body, each, options) for each in tokens]
     if body.stream:
         return EventStream(call, writer.events(continued), lambda error: event(error_content(error, "openai", call.id)))
@@ -181,8 +181,8 @@ class CompletionWriter:
     async def events(self, continued: Sequence[Continuation]) -> AsyncIterator[bytes]:
         """Yield the stream, one prompt after the other."""
         no_usage = {"usage": None} if self._body.reports_usage else {}
-        for place, one in enumerate(continued):
-            async for choice in self.choices(place, one):
+        for index, one in enumerate(continued):
+            async for choice in self.choices(index, one):
                 yield event({**self._frame, "choices": [choice], **no_usage})
         if self._body.reports_usage:
             yield event({**self._frame, "choices": [], "usage": _sum(continued)})
@@ -191,8 +191,8 @@ class CompletionWriter:
     async def whole(self, continued: Sequence[Continuation]) -> dict[str, Any]:
         """Return all choices, in the order of their prompts."""
         joined: dict[int, dict[str, Any]] = {}
-        for place, one in enumerate(continued):
-            async for choice in self.choices(place, one):
+        for position, one in enumerate(continued):
+            async for choice in self.choices(position, one):
                 index = choice["index"]
                 joined[index] = _added(joined[index], choice) if index in joined else choice
         choices = [joined[index] for index in sorted(joined)]

@@ -85,8 +85,8 @@ async def embeddings(call: Call) -> Response:
     found = await embed(call, model, body.texts(), body.options())
     as_text = body.encoding_format == "base64"
     data = [
-        {"object": "embedding", "index": place, "embedding": _base64(vector) if as_text else vector.tolist()}
-        for place, vector in enumerate(found.vectors)
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_text else vector.tolist()}
+        for index, vector in enumerate(found.vectors)
     ]
     usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
     return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})

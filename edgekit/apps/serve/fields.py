@@ -187,9 +187,9 @@ def text_of(content: str | Sequence[Part] | None, param: str) -> str | None:
     """Return the text of a message's content; other kinds of parts are refused."""
     if content is None or isinstance(content, str):
         return content
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         if part.type not in _TEXT:
-            raise not_offered(f"parts of type {part.type[:40]!r} cannot be read by this model", f"{param}.{place}.type")
+            raise not_offered(f"parts of type {part.type[:40]!r} cannot be read by this model", f"{param}.{index}.type")
     return "".join(part.text or "" for part in content)
 
 

@@ -52,19 +52,19 @@ class AnthropicMessage(ApiFields):
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[dict[str, Any]](), list[str]()
-        for place, block in enumerate(self.content):
+        for index, block in enumerate(self.content):
             if block.type == "text":
                 texts.append(block.text or "")
             elif block.type == "tool_use" and block.name is not None:
                 function = {"name": block.name, "arguments": block.input or {}}
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif block.type == "tool_result":
-                content = _result_text(block, f"{param}.content.{place}")
+                content = _result_text(block, f"{param}.content.{index}")
                 results.append({"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content})
             elif block.type == "thinking":
                 thoughts.append(block.thinking or "")
             elif block.type != "redacted_thinking":
-                raise not_offered(f"blocks of type {block.type[:40]!r} cannot be read", f"{param}.content.{place}.type")
+                raise not_offered(f"blocks of type {block.type[:40]!r} cannot be read", f"{param}.content.{index}.type")
         message: dict[str, Any] = {"role": self.role, "content": "".join(texts)}
         message |= {"tool_calls": calls} if calls else {}
         message |= {"reasoning": "".join(thoughts)} if thoughts else {}
@@ -105,7 +105,7 @@ class PromptBody(ApiFields):
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the conversation as chat templates expect it."""
-        messages = [each for place, message in enumerate(self.messages) for each in message.plain(f"messages.{place}")]
+        messages = [each for index, message in enumerate(self.messages) for each in message.plain(f"messages.{index}")]
         if messages[-1]["role"] == "assistant":
             raise not_offered("a client cannot begin the answer; end with a user's message", "messages")
         blocks = [self.system] if isinstance(self.system, str) else [block.text or "" for block in self.system or ()]

@@ -82,7 +82,7 @@ class ResponseBody(SamplingFields):
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
-        messages = [each for place, item in enumerate(self.input) if (each := _message(item, f"input.{place}"))]
+        messages = [each for index, item in enumerate(self.input) if (each := _message(item, f"input.{index}"))]
         if not messages:
             raise invalid("input: holds no message", "input")
         return joined_system([*first, *_calls_joined(messages)])

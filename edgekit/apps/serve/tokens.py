@@ -39,7 +39,7 @@ async def tokenize(call: Call) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt: give either prompt or messages", "prompt")
     runtime, adds = model.runtime.runtime, body.add_special_tokens is not False
-    messages = [message.plain(place) for place, message in enumerate(body.messages or ())]
+    messages = [message.plain(index) for index, message in enumerate(body.messages or ())]
 
     call.stack.enter_context(call.service.admission.slots(model, call.key, 1))
 

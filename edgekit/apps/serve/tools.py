@@ -116,12 +116,12 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": tool.name},
-                    "arguments": _moved(tool.parameters or _NOTHING, f"#/anyOf/{place}/properties/arguments"),
+                    "arguments": _moved(tool.parameters or _NOTHING, f"#/anyOf/{index}/properties/arguments"),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for place, tool in enumerate(tools)
+            for index, tool in enumerate(tools)
         ]
     }
 

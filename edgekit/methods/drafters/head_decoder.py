@@ -110,7 +110,7 @@ class HeadDecoder(HeadArithmetic):
         return self._norm(hidden, "norm.weight") if self.spec.norm_output else hidden
 
     def _joined(self, embedded: Floats, inputs: Floats) -> tuple[Floats, Floats]:
-        """Join embeddings and inputs; return the residual, and what queries, keys and values read."""
+        """Join embeddings and inputs; return the residual, and the input of queries, keys and values."""
         if self.spec.kind == "mtp":
             both = np.concatenate([self._norm(embedded, EMBEDDING_NORM), self._norm(inputs, HIDDEN_NORM)], axis=1)
             residual = self._linear(both, "fc")

@@ -117,7 +117,7 @@ class HeadDrafter:
             self._next = stop
 
     def _embedded(self, tokens: Sequence[int]) -> Floats:
-        """Look embeddings up in the target, whose state may be another than at the last proposal."""
+        """Look embeddings up in the target, whose state may have changed since the last proposal."""
         state = self._request.state()
         assert state is not None, "only a running request is drafted for"
         return state.embedded(tokens)

@@ -15,8 +15,8 @@ def snapkv(attention: NDArray[np.float32]) -> NDArray[np.float32]:
     mean: NDArray[np.float32] = attention.mean(axis=0)
     padded = np.pad(mean, NEIGHBOURS, mode="edge")
     total = np.zeros_like(mean)
-    for place in range(2 * NEIGHBOURS + 1):
-        total += padded[place : place + len(mean)]
+    for index in range(2 * NEIGHBOURS + 1):
+        total += padded[index : index + len(mean)]
     return total
 
 

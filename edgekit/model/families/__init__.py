@@ -86,7 +86,7 @@ _BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
 
 
 def is_beside(family: str, tensor: str) -> bool:
-    """Return True for a tensor that checkpoints of the family contain although it is not part of the model."""
+    """Return True for a tensor in checkpoints of the family that is not part of the model."""
     return family in _BESIDE and _BESIDE[family].fullmatch(tensor) is not None
 
 

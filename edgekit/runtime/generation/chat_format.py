@@ -38,8 +38,8 @@ class ChatFormat(Frozen):
             if self.system is None:
                 raise Unsupported("the chat template takes no system message")
             text = self.system[0] + contents.pop(0) + self.system[1]
-        for place, content in enumerate(contents[:-1]):
-            text += content + (self.assistant_to_user if place % 2 else self.user_to_assistant)
+        for index, content in enumerate(contents[:-1]):
+            text += content + (self.assistant_to_user if index % 2 else self.user_to_assistant)
         return text + contents[-1] + self.last
 
 
@@ -87,7 +87,7 @@ def _cut(text: str, contents: Sequence[str]) -> list[str]:
 
 
 def _turns(count: int) -> list[Message]:
-    return [_message(("user", "assistant")[place % 2], _CONTENTS[place]) for place in range(count)]
+    return [_message(("user", "assistant")[index % 2], _CONTENTS[index]) for index in range(count)]
 
 
 def _message(role: str, content: str) -> Message:

@@ -159,12 +159,12 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if len(messages) > MAX_MESSAGES:
         raise InvalidPrompt(f"{len(messages):,} messages; at most {MAX_MESSAGES:,} are rendered")
     checked = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidPrompt(f"messages[{place}] must be an object with a role, found {quote_short(message)}")
+            raise InvalidPrompt(f"messages[{index}] must be an object with a role, found {quote_short(message)}")
         plain = {name: value for name, value in message.items() if value is not None}
         if "content" not in plain and plain["role"] in ("system", "user"):
-            raise InvalidPrompt(f"messages[{place}]: a message of role {plain['role']} needs content")
+            raise InvalidPrompt(f"messages[{index}]: a message of role {plain['role']} needs content")
         reasoning = next((plain[name] for name in _REASONING if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -175,10 +175,10 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise InvalidOption(
-                f"tools[{place}] must be a JSON object that describes a function, found {quote_short(tool)}"
+                f"tools[{index}] must be a JSON object that describes a function, found {quote_short(tool)}"
             )
     return [dict(tool) for tool in tools]
 

@@ -117,7 +117,7 @@ class FormatMemory:
         return True
 
     def drop(self, compiled: CompiledFormat) -> None:
-        """Compile this format anew for the next answer. Its memory counts until the last answer with it ends."""
+        """Drop a format, so that the next answer compiles it anew. Its memory counts until its last answer ends."""
         with self._lock:
             if self._kept.get(compiled.key) is compiled:
                 del self._kept[compiled.key]

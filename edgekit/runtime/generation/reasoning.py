@@ -28,7 +28,7 @@ class ReasoningReader:
         self._held = ""
 
     def push(self, text: str) -> SplitText:
-        """Add text; return the text that is certain. An end that may become a mark is held back."""
+        """Add text; return the text that is certain. A suffix that may become a mark is held back."""
         if self._part == "unknown":
             text, self._held = self._held + text, ""
             visible = text.lstrip()

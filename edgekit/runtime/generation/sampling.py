@@ -349,7 +349,7 @@ def _all_tokens(vocabulary: int) -> NDArray[np.uint32]:
 
 
 def gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return the noise of some random bits."""
+    """Return the Gumbel noise made from random bits."""
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-32
     return -portable_math.log(-portable_math.log(uniform))
 

@@ -83,7 +83,7 @@ def _map_children(node: dict[str, Any], path: str, is_combined: bool, visit: Vis
         value, where = node.get(key), f"{path}/{key}"
         combines = key in _IN_PLACE and (is_combined or "properties" in node or key not in _ALTERNATIVES)
         if isinstance(value, list):
-            mapped[key] = [visit(each, f"{where}/{place}", combines) for place, each in enumerate(value)]
+            mapped[key] = [visit(each, f"{where}/{index}", combines) for index, each in enumerate(value)]
         elif isinstance(value, dict) and key in _BY_NAME:
             mapped[key] = {name: visit(each, f"{where}/{name}", combines) for name, each in value.items()}
         elif isinstance(value, dict):

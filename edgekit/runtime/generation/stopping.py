@@ -44,15 +44,15 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> ReleasedText:
-        """Add text; return the text that is certain. An end that may become a stop string is held back."""
+        """Add text; return the text that is certain. A suffix that may become a stop string is held back."""
         if not self._stops:
             return ReleasedText(text, None)
         text = self._held + text
-        matches = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        matches = [(index + len(stop), index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if matches:
             self._held = ""
-            _, place, stop = min(matches)
-            return ReleasedText(text[:place], stop)
+            _, index, stop = min(matches)
+            return ReleasedText(text[:index], stop)
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 self._held = text[-length:]

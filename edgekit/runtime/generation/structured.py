@@ -293,7 +293,7 @@ class MatchedGrammar:
 
 
 def _refusal(what: str, size: int, when: str = "compiled", most: int = MAX_FORMATS_BYTES) -> LimitExceeded:
-    """The error for a format of `size` bytes, or that has grown by them."""
+    """The error for a format that takes `size` bytes, or has grown by as many."""
     need = f"{what} {show_bytes(size)} {when}"
     if size > most:
         return LimitExceeded(f"{need}, and {show_bytes(most)} are allowed; make it simpler")

@@ -58,12 +58,12 @@ _LONGEST_STRING = 1 << 16  # bounds the cost of quotes that do not match
 
 def _blocks(text: str, markers: Markers) -> Iterator[tuple[int, int, str]]:
     """Yield the start, the end and the inner text of each block of calls."""
-    place = 0
-    while begin := markers.start.search(text, place):
+    index = 0
+    while begin := markers.start.search(text, index):
         end = find_end_marker(text, begin.end(), markers.end)
         inner_stop = end.start() if end else len(text)
-        place = inner_stop if markers.is_end_outside or end is None else end.end()
-        yield begin.start(), place, text[begin.end() : inner_stop]
+        index = inner_stop if markers.is_end_outside or end is None else end.end()
+        yield begin.start(), index, text[begin.end() : inner_stop]
 
 
 def find_end_marker(text: str, start: int, marker: re.Pattern[str], is_whole: bool = True) -> re.Match[str] | None:

@@ -99,9 +99,9 @@ class ToolCallReader:
         calls: tuple[ToolCall, ...] = ()
         for marker, read in self._end_markers():
             start = max(self._read_to, len(self._text) - len(text) - len(marker))
-            while (place := self._text.find(marker, start)) >= 0:
-                start = place + len(marker)
-                self._scan(place)
+            while (position := self._text.find(marker, start)) >= 0:
+                start = position + len(marker)
+                self._scan(position)
                 if self._scanner and self._scanner.is_in_string:
                     continue  # the marker is part of an argument
                 completed = [

@@ -27,7 +27,7 @@ class Node:
 
     @property
     def name(self) -> bytes:
-        """Its key among its parent's children: the first token."""
+        """The node's key among its parent's children: the first token."""
         return self.tokens[:WIDTH]
 
 

@@ -75,7 +75,7 @@ class Prefixes:
         return Hit(hit_tokens, tuple(runs))
 
     def match_window(self, key: PrefixKey, tokens: Sequence[int]) -> Segment | None:
-        """Find what a window holds after the longest kept beginning of `tokens`, and mark it as used."""
+        """Find the kept contents of a window after the longest beginning of `tokens`, and mark them as used."""
         root = self._roots.get(key)
         if root is None:
             return None
@@ -97,13 +97,13 @@ class Prefixes:
         if root is not None and digest in root.children:
             self._touch([root.children[digest]])
             return
-        size, beside = state.save_bytes(0, cached), self._beside(digest)
-        if not self._take(size, beside):
+        size, extra = state.save_bytes(0, cached), self._extra_bytes(digest)
+        if not self._take(size, extra):
             return
         try:
             segment = state.save(0, cached)
         except BaseException:
-            self._give(size, beside)
+            self._give(size, extra)
             raise
         root = self._roots.setdefault(key, Node(None, b"", None))
         node = WindowNode(root, digest, len(tokens), segment)
@@ -145,7 +145,7 @@ class Prefixes:
         if cached > start:
             segment = segment.split((cached - start) // WIDTH)[1]
         rest, is_cut = data[cached:], bool(path) and path[-1][1] < path[-1][0].count
-        if not self._take_after(path, segment.bytes, self._beside(rest) + is_cut * self._run_bytes):
+        if not self._take_after(path, segment.bytes, self._extra_bytes(rest) + is_cut * self._run_bytes):
             return False
         parent = self._roots.setdefault(key, Node(None, b"", None))
         if path:
@@ -160,10 +160,10 @@ class Prefixes:
     def make_room(self, key: PrefixKey, tokens: Sequence[int], size: int) -> bool:
         """Drop runs until `size` bytes fit for `tokens`. Called before they are copied, so that memory never peaks."""
         data = array("i", tokens).tobytes()
-        beside = self._beside(data) + self._run_bytes
-        if not self._take_after(list(self._walk(key, data)), size, beside):
+        extra = self._extra_bytes(data) + self._run_bytes
+        if not self._take_after(list(self._walk(key, data)), size, extra):
             return False
-        self._give(size, beside)
+        self._give(size, extra)
         return True
 
     def pin(self, key: PrefixKey, tokens: Sequence[int]) -> int:
@@ -247,21 +247,21 @@ class Prefixes:
         assert first.bytes + second.bytes == before
         return head
 
-    def _beside(self, tokens: bytes) -> int:
+    def _extra_bytes(self, tokens: bytes) -> int:
         """Return the bytes of a run's node in the tree."""
         return self._run_bytes + len(tokens) if self._run_bytes else 0
 
-    def _take_after(self, path: Sequence[tuple[Node, int]], size: int, beside: int) -> bool:
+    def _take_after(self, path: Sequence[tuple[Node, int]], size: int, extra: int) -> bool:
         """Take bytes for a run after `path`, without dropping the runs of `path`."""
         for node, _ in path:
             node.pins += 1
         try:
-            return self._take(size, beside)
+            return self._take(size, extra)
         finally:
             for node, _ in path:
                 node.pins -= 1
 
-    def _take(self, size: int, beside: int) -> bool:
+    def _take(self, size: int, extra: int) -> bool:
         if size and not self.keeps_new:
             return False
         if self.max_bytes is not None:
@@ -270,26 +270,26 @@ class Prefixes:
             while (excess := self.bytes + size - self.max_bytes) > 0:
                 if not self.shrink(excess):
                     return False
-        missing = self._budget.missing(size + beside)
-        if (missing and self.shrink(missing) < missing) or not self._budget.take("prefixes", size + beside):
+        missing = self._budget.missing(size + extra)
+        if (missing and self.shrink(missing) < missing) or not self._budget.take("prefixes", size + extra):
             return False
         self.bytes += size
-        self.taken_bytes += size + beside
+        self.taken_bytes += size + extra
         return True
 
-    def _give(self, size: int, beside: int) -> None:
-        self._budget.give("prefixes", size + beside)
+    def _give(self, size: int, extra: int) -> None:
+        self._budget.give("prefixes", size + extra)
         self.bytes -= size
-        self.taken_bytes -= size + beside
+        self.taken_bytes -= size + extra
 
     def _drop(self, node: Node) -> int:
         assert node.parent is not None and node.segment is not None
-        size, beside = node.segment.bytes, self._beside(node.tokens)
+        size, extra = node.segment.bytes, self._extra_bytes(node.tokens)
         del node.parent.children[node.name], self._ages[node]
-        self._give(size, beside)
+        self._give(size, extra)
         if node.parent.parent is None and not node.parent.children:
             self._roots = {key: root for key, root in self._roots.items() if root is not node.parent}
-        return size + beside
+        return size + extra
 
     def _upwards(self, node: Node) -> list[Node]:
         path = []

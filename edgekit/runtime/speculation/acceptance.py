@@ -23,12 +23,12 @@ class Acceptance:
 
     def observe(self, right: int, proposed: int) -> None:
         """Count a proposal whose first `right` tokens were accepted; they and the first wrong token are trials."""
-        for place in range(min(right + 1, proposed)):
-            if place == len(self._tried):
+        for index in range(min(right + 1, proposed)):
+            if index == len(self._tried):
                 self._right.append(0.0)
                 self._tried.append(0.0)
-            self._right[place] = self._right[place] * DECAY + (place < right)
-            self._tried[place] = self._tried[place] * DECAY + 1.0
+            self._right[index] = self._right[index] * DECAY + (index < right)
+            self._tried[index] = self._tried[index] * DECAY + 1.0
         self._forget()
         if self._parent is not None:
             self._parent.observe(right, proposed)
@@ -41,14 +41,14 @@ class Acceptance:
             self._expected.append(self._expected[-1] + self._chance)
         return self._expected[count]
 
-    def _next_rate(self, place: int) -> float:
-        """Estimate the chance at `place`; priors: the rate of other requests, then the rate one position earlier."""
+    def _next_rate(self, index: int) -> float:
+        """Estimate the chance at `index`; priors: the rate of other requests, then the rate one position earlier."""
         rate, parent = self._rate, self._parent
-        own_right, own_tried = (self._right[place], self._tried[place]) if place < len(self._tried) else (0.0, 0.0)
-        if parent is not None and place < len(parent._tried):
+        own_right, own_tried = (self._right[index], self._tried[index]) if index < len(self._tried) else (0.0, 0.0)
+        if parent is not None and index < len(parent._tried):
             # The parent counts this request's trials too: subtract them, so that they count once.
-            other_tried = max(0.0, parent._tried[place] - own_tried)
-            other_right = min(other_tried, max(0.0, parent._right[place] - own_right))
+            other_tried = max(0.0, parent._tried[index] - own_tried)
+            other_right = min(other_tried, max(0.0, parent._right[index] - own_right))
             rate = (other_right + _PRIOR_TRIALS * rate) / (other_tried + _PRIOR_TRIALS)
         return (own_right + _PRIOR_TRIALS * rate) / (own_tried + _PRIOR_TRIALS)
 

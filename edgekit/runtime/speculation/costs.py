@@ -57,10 +57,10 @@ class Costs:
 
     def of(self, tokens: float) -> float:
         """Interpolate between measured sizes; beyond the largest, extrapolate the line from the first to it."""
-        place = bisect_left(self._tokens, tokens)
-        if place < len(self._tokens) and self._tokens[place] == tokens:
-            return self._seconds[place]
-        left, right = (place - 1, place) if place < len(self._tokens) else (0, len(self._tokens) - 1)
+        index = bisect_left(self._tokens, tokens)
+        if index < len(self._tokens) and self._tokens[index] == tokens:
+            return self._seconds[index]
+        left, right = (index - 1, index) if index < len(self._tokens) else (0, len(self._tokens) - 1)
         if left == right:
             return self.one * tokens
         slope = (self._seconds[right] - self._seconds[left]) / (self._tokens[right] - self._tokens[left])

@@ -88,9 +88,9 @@ class DraftStats:
         """Count a proposal whose first `right` tokens were accepted."""
         self.proposed += proposed
         self.accepted += right
-        for place in range(min(right + 1, proposed)):
-            if place == len(self.tried):
+        for index in range(min(right + 1, proposed)):
+            if index == len(self.tried):
                 self.right.append(0)
                 self.tried.append(0)
-            self.right[place] += place < right
-            self.tried[place] += 1
+            self.right[index] += index < right
+            self.tried[index] += 1

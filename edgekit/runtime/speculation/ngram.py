@@ -67,11 +67,11 @@ class TextIndex:
                 return self._following(place - self._start, limit), size
         return [], 0
 
-    def _following(self, place: int, limit: int) -> list[int]:
-        """Return `limit` tokens from `place` on. At the end of the text, start again at `place`, as in a loop."""
-        following = self._text[place : place + limit]
+    def _following(self, index: int, limit: int) -> list[int]:
+        """Return `limit` tokens from `index` on. At the end of the text, start again at `index`, as in a loop."""
+        following = self._text[index : index + limit]
         while len(following) < limit:
-            following += self._text[place : place + limit - len(following)]
+            following += self._text[index : index + limit - len(following)]
         return following
 
     def _drop_older_half(self) -> None:
@@ -171,10 +171,10 @@ class NgramDrafter:
         """Cut the tokens where the grammar of the answer forbids one."""
         assert self._request.grammar is not None
         grammar = self._request.grammar.fork()
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             allowed = grammar.allowed()
             if grammar.is_finished() or (allowed is not None and not allowed[token]):
-                return tokens[:place]
+                return tokens[:index]
             grammar.advance(token)
         return tokens
 

@@ -131,9 +131,9 @@ def _pairs(
 
 
 def _reference(artifact: Artifact, named: str | Path | None, context: int, progress: Progress) -> Reference:
-    place = Path(named) if named is not None else None
-    if place is not None and holds_artifact(place):
-        return _artifact_reference(place)
+    path = Path(named) if named is not None else None
+    if path is not None and holds_artifact(path):
+        return _artifact_reference(path)
     given = named if named is not None else artifact.plan.model_source
     try:
         source = open_source(given, need_weights=True, offline=named is None)

@@ -113,13 +113,13 @@ def stored(key: str, windows: Windows, vocabulary: int, make: Callable[[], Itera
             np.lib.format.write_array_header_1_0(
                 file, {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
             )
-            place = 0
+            index = 0
             for rows in make():
                 file.write(np.ascontiguousarray(rows, dtype=np.float32).data)
-                place += len(rows)
+                index += len(rows)
             file.flush()
             os.fsync(file.fileno())
-        assert place == shape[0], (place, shape)
+        assert index == shape[0], (index, shape)
 
     def check(folder: Path) -> None:
         if _open(folder).shape != shape:

@@ -101,14 +101,14 @@ def _bars(runs: Sequence[Measurement], metric: Metric) -> list[Bar]:
 
 def _draw_bars(axes: Any, palette: Palette, bars: Sequence[Bar]) -> None:
     subjects = list(dict.fromkeys(bar.subject for bar in bars))
-    for place, bar in enumerate(bars):
+    for index, bar in enumerate(bars):
         colour = palette.series[subjects.index(bar.subject) % len(palette.series)]
         middle, low, high = bar.shown.summary.median, bar.shown.summary.low, bar.shown.summary.high
         # Disturbed figures are pale, because they are not results.
         alpha, mark = (0.35, "~") if bar.shown.is_disturbed else (1.0, "")
-        axes.barh(place, middle, color=colour, alpha=alpha, height=0.72, label=_short(bar.subject))
-        axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], color=palette.ink, capsize=2, linewidth=1)
-        _write(axes, f"{mark}{number(middle)}", high, place, palette)
+        axes.barh(index, middle, color=colour, alpha=alpha, height=0.72, label=_short(bar.subject))
+        axes.errorbar(middle, index, xerr=[[middle - low], [high - middle]], color=palette.ink, capsize=2, linewidth=1)
+        _write(axes, f"{mark}{number(middle)}", high, index, palette)
     axes.set_yticks(range(len(bars)), [_short(bar.case) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.margins(x=0.12)
@@ -116,15 +116,15 @@ def _draw_bars(axes: Any, palette: Palette, bars: Sequence[Bar]) -> None:
 
 
 def _draw_memory(axes: Any, palette: Palette, runs: Sequence[Measurement]) -> None:
-    for place, one in enumerate(runs):
+    for index, one in enumerate(runs):
         assert one.predicted is not None and one.memory.anonymous_bytes is not None
         pairs = (("predicted", one.predicted.private_bytes, 0), ("measured", one.memory.anonymous_bytes, 1))
         for name, count, series in pairs:
-            at = 2 * place + series
+            at = 2 * index + series
             axes.barh(at, count / MIB, color=palette.series[series], height=0.8, label=name)
             _write(axes, number(count / MIB), count / MIB, at, palette)
     axes.set_yticks(
-        [2 * place + 0.5 for place in range(len(runs))], [_short(f"{one.subject.name}, {one.workload}") for one in runs]
+        [2 * index + 0.5 for index in range(len(runs))], [_short(f"{one.subject.name}, {one.workload}") for one in runs]
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)

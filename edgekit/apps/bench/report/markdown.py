@@ -55,4 +55,4 @@ def table_lines(table: Table) -> Iterator[str]:
 def escaped(text: str) -> str:
     """Escape text for one line of Markdown; plain words between backticks stay code."""
     parts = re.split(r"(`[A-Za-z0-9 ./=_-]+`)", " ".join(text.split()))
-    return "".join(part if place % 2 else _SPECIAL.sub(r"\\\1", part) for place, part in enumerate(parts))
+    return "".join(part if index % 2 else _SPECIAL.sub(r"\\\1", part) for index, part in enumerate(parts))

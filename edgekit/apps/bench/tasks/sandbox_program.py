@@ -252,13 +252,13 @@ def receive(pipe: int) -> Any:
     """Read the next literal from the tester."""
     with os.fdopen(os.dup(pipe), "rb", buffering=0) as file:
         parts = [b"", b""]
-        for place in range(2):
-            count = 4 if place == 0 else struct.unpack("<I", parts[0])[0]
-            while len(parts[place]) < count:
-                block = file.read(count - len(parts[place]))
+        for index in range(2):
+            count = 4 if index == 0 else struct.unpack("<I", parts[0])[0]
+            while len(parts[index]) < count:
+                block = file.read(count - len(parts[index]))
                 if not block:
                     os._exit(0)
-                parts[place] += block
+                parts[index] += block
     return ast.literal_eval(parts[1].decode())
 
 

@@ -57,4 +57,4 @@ class PublicTask(Protocol):
 def chat_of(turns: Sequence[str]) -> list[dict[str, Any]]:
     """Return messages of user and assistant in turn, the user first."""
     roles = ("user", "assistant")
-    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
+    return [{"role": roles[index % 2], "content": text} for index, text in enumerate(turns)]

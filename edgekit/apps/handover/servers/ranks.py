@@ -177,10 +177,10 @@ def rank_memory(
     graphs = facts.layer_bytes * len(rank.layers)
     draft_bytes = 0
     if draft is not None:
-        beside = rank_memory(
+        draft_memory = rank_memory(
             draft, draft_recipe or recipe, layout, context=context, sequences=sequences, kv_format=kv_format
         )
-        draft_bytes = beside.weights_bytes + beside.kv_bytes + beside.graph_bytes
+        draft_bytes = draft_memory.weights_bytes + draft_memory.kv_bytes + draft_memory.graph_bytes
     if drafter is not None:
         draft_bytes += head_server_bytes(drafter, layout.tensor, context * sequences, kv_bits(kv_format))
     return RankMemory(
