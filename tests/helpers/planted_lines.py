@@ -1,7 +1,6 @@
 """Plant one wrong line at a time and see whether the tests notice: `python tests/helpers/planted_lines.py`.
 
-Each fault replaces one line of a copy of the tree. It counts as caught if a test of `make test` in the named places
-fails. `--all` goes on to the whole suite for what these places let through.
+A fault counts as caught if a test of `make test` in the named places fails; `--all` goes on to the whole suite.
 """
 
 from __future__ import annotations

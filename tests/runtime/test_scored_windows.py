@@ -28,6 +28,11 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_artifact(tmp_path_factory.mktemp("scored") / "fake.edgekit")
 
 
+def test_the_span_with_the_lowest_scores_is_dropped() -> None:
+    policy = KVEvictionPolicy.of(64, 4, "valuediff")
+    assert policy.least([1.0] * 8 + [0.0] * 8 + [1.0] * 44) == [(12, 20)]
+
+
 def test_an_opening_and_a_request_keep_by_scores(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
