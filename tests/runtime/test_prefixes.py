@@ -397,12 +397,15 @@ def test_damaged_prefix_file_is_refused(tmp_path: Path) -> None:
             runtime.load_prefixes(tmp_path / "missing")
 
 
-def test_prefixes_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_prefixes_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "prefixes"
     with make_runtime(prefix_bytes=MANY) as runtime:
         runtime.generate(PROMPTS[0], max_tokens=9)
         runtime.save_prefixes(path)
     with make_runtime(FakeEngine(vocabulary=codec().vocabulary, layers=3), prefix_bytes=MANY) as runtime:
         with pytest.raises(InvalidInput, match="not this model's"):
+            runtime.load_prefixes(path)
+        monkeypatch.setattr(type(runtime), "_identity", "0" * 64)
+        with pytest.raises(InvalidInput, match="was saved by another artifact"):
             runtime.load_prefixes(path)
         assert runtime.metrics().prefix_bytes == 0
