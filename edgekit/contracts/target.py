@@ -126,7 +126,7 @@ class Target:
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield (name in the model, values) of every tensor, dequantised from the artifact's files."""
-        raise NotImplementedError
+        raise Unsupported(f"the {self.name} target cannot unpack its weights, so they are not compared")
 
     def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding | None:
         """Return how a cache of `kv_bits` rounds, for the self-check. None: its cost is measured, not judged."""

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgekit.common import nvidia
 from edgekit.common.nvidia import Gpu, find_gpus
 from edgekit.contracts.device import DeviceProfile
 from edgekit.device.catalogue import all_profiles, profile_sha256
-from edgekit.device.detect import describe, measuring, nvidia, readings
+from edgekit.device.detect import describe, measuring, readings
 from edgekit.device.detect.measuring import MachineSpeed
 from edgekit.device.detect.surroundings import HostProbe, local_host
 from edgekit.device.load import load_profile

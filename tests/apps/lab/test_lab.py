@@ -35,7 +35,6 @@ from edgekit.cli import command
 from edgekit.device.load import load_profile
 from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, EdgekitError, InvalidInput, WorkloadFailed
 from edgekit.planner.candidates import PlanSubject
-from edgekit.planner.memory import tokenizer_bytes
 from edgekit.planner.resolver import as_measured
 from edgekit.runtime.memory.report import MemoryClass
 from edgekit.testing import FakeTarget
@@ -147,7 +146,7 @@ def test_calibration_learns_runtime_memory_and_app_limits(lab: Path, monkeypatch
     lab.write_text(LAB.replace("pixel-9", "iphone-13-pro"))
     plan = open_artifact(lab.parent / "one").plan
     model = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
-    model += tokenizer_bytes(plan.model, plan.memory)[0]
+    model += plan.memory.tokenizer(plan.model)[0]
     limit = load_profile("iphone-13-pro").budget().private_bytes
     memory = MemoryUse(
         peak_bytes=limit + 30, peak_counter="a test", anonymous_bytes=limit + 10,

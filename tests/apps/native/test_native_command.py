@@ -145,7 +145,7 @@ def test_the_library_of_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
     zipfile.ZipFile(wheels[0]).extractall(tmp_path / "site")
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    with pytest.raises(TargetMissing, match=r"python -m edgekit_native\.build"):
+    with pytest.raises(TargetMissing, match=r"python -m edgekit\.apps\.native\.build"):
         find_library()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert find_library() == tmp_path / "site" / PACKAGE / compiled.name
