@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,3 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # plans do not depend on earlier measurements
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of data/long_tests.txt; begin with the files that take longest, so that no worker ends late."""
+    items.sort(key=lambda item: "/targets/" not in item.nodeid)
+    lines = (Path(__file__).parent / "data/long_tests.txt").read_text().splitlines()
+    for item in items:
+        if any(line in item.nodeid for line in lines if not line.startswith("#")):
+            item.add_marker("long")

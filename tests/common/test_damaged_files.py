@@ -15,7 +15,7 @@ from edgekit.errors import InvalidInput
 from edgekit.planner.make import make_plans
 
 # `make fuzz` has many more. An artifact is opened and answers each time.
-COUNTS = {name: 2_000 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 200}
+COUNTS = {name: 500 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 100}
 NEVER_REFUSED = {name for name in FORMATS if name.startswith("fact-")}  # a damaged one is made again
 
 

@@ -32,10 +32,6 @@ from edgekit.testing import install_fake_target
 _KEYS = ["0" * 64, "1" * 64, "2" * 64]
 
 
-def _copied(before: Path, folder: Path) -> None:
-    shutil.copytree(before, folder, dirs_exist_ok=True)
-
-
 def operations(shared: Path) -> dict[str, Operation]:
     """The operations over a tiny model in `shared`, which they only read."""
     shared.mkdir(parents=True)

@@ -33,8 +33,8 @@ class PlantedFault(Exception):
 class _Tracer:
     """Raises once, at the first call or line that is not in `passed`; adds to it each place that it comes by."""
 
-    def __init__(self, event: Literal["call", "line"], passed: Places) -> None:
-        self._event, self._passed = event, passed
+    def __init__(self, event: Literal["call", "line"], passed: Places, every: int) -> None:
+        self._event, self._passed, self._every = event, passed, every
         self.raised_at: str | None = None
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -44,15 +44,19 @@ class _Tracer:
         place = (code, frame.f_lineno if self._event == "line" else 0)
         if event == self._event and place not in self._passed:
             self._passed.add(place)
+            if len(self._passed) % self._every:
+                return self if self._event == "line" else None
             self.raised_at = f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
             raise PlantedFault(self.raised_at)
         return self if self._event == "line" else None
 
 
 @contextmanager
-def fault_at_next(event: Literal["call", "line"], passed: Places, *, in_new_threads: bool = False) -> Iterator[_Tracer]:
-    """Raise a fault at the first place that is not in `passed`, in this thread or in those that start meanwhile."""
-    tracer = _Tracer(event, passed)
+def fault_at_next(
+    event: Literal["call", "line"], passed: Places, *, in_new_threads: bool = False, every: int = 1
+) -> Iterator[_Tracer]:
+    """Raise a fault at the first (`every`-th) place that is not in `passed`, in this thread or in new ones."""
+    tracer = _Tracer(event, passed, every)
     trace = threading.settrace if in_new_threads else sys.settrace
     trace(tracer)
     try:

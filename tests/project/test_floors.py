@@ -128,10 +128,6 @@ def test_modules_import_only_from_lower_floors() -> None:
                 assert FLOOR_OF[below] < FLOOR_OF[folder], f"{place}: {folder} imports {below}"
 
 
-def test_every_folder_has_a_floor() -> None:
-    assert {folder for folder in map(folder_of, EACH) if not folder.startswith("edgekit_")} <= FLOOR_OF.keys()
-
-
 def test_pure_folders_touch_no_network_clock_or_vendor_library() -> None:
     for module in EACH:
         if folder_of(module) in PURE and module != PURE_BUT_FOR_DOWNLOADS:

@@ -10,6 +10,5 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_fault_replaces_one_line() -> None:
-    assert len(FAULTS) >= 30
     assert [fault for fault in FAULTS if (ROOT / fault.file).read_text().count(fault.right) != 1] == []
     assert all((ROOT / place).exists() for fault in FAULTS for place in fault.tests.split())
