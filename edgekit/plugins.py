@@ -12,16 +12,12 @@ from edgekit.common.log import log
 from edgekit.errors import EdgekitError, TargetMissing, UnknownName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from edgekit.contracts.native_loop import LoopOpener
     from edgekit.contracts.target import Target
 
 TARGETS = "edgekit.targets"
 COMMANDS = "edgekit.commands"
-NATIVE_LOOP = "edgekit.native_loop"
-SIGNATURES = "edgekit.signatures"
+NATIVE_LOOP = "edgekit.native_loop"  # a `LoopOpener`: opens artifacts with the native library
+SIGNATURES = "edgekit.signatures"  # checks that an artifact is signed with a trusted key, or raises UntrustedSignature
 DRAFTERS = "edgekit.drafters"
 KV_SCORERS = "edgekit.kv_scorers"
 
@@ -100,16 +96,9 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def load_native_loop() -> LoopOpener:
-    """Return what opens artifacts with the native library. This loads no library."""
-    loop: LoopOpener = next(iter(_installed(NATIVE_LOOP))).load()
-    return loop
-
-
-def load_signature_check() -> Callable[[Any, str | Path], None]:
-    """Return the function that checks that an artifact is signed with a trusted key, or raises `UntrustedSignature`."""
-    check: Callable[[Any, str | Path], None] = next(iter(_installed(SIGNATURES))).load()
-    return check
+def load_own(group: str) -> Any:
+    """Load what edgekit itself adds to `group`; another package cannot put its own there."""
+    return next(entry for entry in _installed(group) if is_of_edgekit(entry)).load()
 
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:

@@ -14,10 +14,10 @@ from edgekit.cli._options import given_options
 from edgekit.common.bounds import MAX_SEED
 from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
-from edgekit.contracts.native_loop import LoopMemory
+from edgekit.contracts.native_loop import LoopMemory, LoopOpener
 from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
-from edgekit.plugins import load_native_loop
+from edgekit.plugins import NATIVE_LOOP, load_own
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.memory.report import MemoryClass, MemoryReport
 from edgekit.runtime.metrics import Timings
@@ -51,7 +51,7 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
     options = {_NAMES.get(name, name): value for name, value in given.generation.items() if value is not None}
     options.setdefault("seed", secrets.randbelow(MAX_SEED))
     plan, before = read_manifest(artifact).plan, footprint().private_bytes
-    opening = load_native_loop()
+    opening: LoopOpener = load_own(NATIVE_LOOP)
     with closing(opening(artifact, plan.target, exact=given.opening["exact"], drafts=drafts)) as loop:
         started = perf_counter()
         with closing(loop.stream(prompt_of(prompt, given, read_template(artifact)), **options)) as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -81,25 +82,25 @@ class Profile(Frozen):
     phases: tuple[Phase, ...]
 
 
-class Target:
+class Target(ABC):
     """A vendor runtime: its offers, its export and its engine. Every target derives this class.
 
-    Importing a target imports no vendor library. Methods with a body here are optional.
+    Importing a target imports no vendor library. Methods that are not abstract are optional.
     """
 
     name: str
 
+    @abstractmethod
     def missing(self) -> str | None:
         """Return the reason why the target cannot work on this machine, with the fix; None if it can."""
-        raise NotImplementedError
 
     def missing_to_export(self) -> str | None:
         """Return the reason why it cannot export here, where that needs less than running."""
         return self.missing()
 
+    @abstractmethod
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
         """Return every way to build `model` and run it on `device`, best quality first."""
-        raise NotImplementedError
 
     def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer | None:
         """Return the offer for a recipe that is not built in; its `refusal` names what cannot be stored.
@@ -116,13 +117,13 @@ class Target:
         """Describe the devices that the library sees here, for `edgekit doctor`."""
         return []
 
+    @abstractmethod
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         """Write the artifact's files into the empty directory `out`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
         """Open the artifact's files. `exact`: refuse unless logits are independent of batching."""
-        raise NotImplementedError
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield (name in the model, values) of every tensor, dequantised from the artifact's files."""

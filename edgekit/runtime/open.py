@@ -16,7 +16,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_l
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
 from edgekit.planner.gpu_layers import most_layers
 from edgekit.planner.memory import cache_bytes
-from edgekit.plugins import load_signature_check
+from edgekit.plugins import SIGNATURES, load_own
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard, OpeningOptions
@@ -100,7 +100,7 @@ def open_runtime(
         check_draft(draft)
     artifact = open_artifact(path)
     if require_signature is not None:
-        load_signature_check()(artifact, require_signature)
+        load_own(SIGNATURES)(artifact, require_signature)
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
     plan = _within_cores(plan)
     target = artifact.working_target()

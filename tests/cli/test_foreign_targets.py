@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from entry_points import declare
 
+from edgekit.apps.delivery.signing import check_required_signature
 from edgekit.cli import main
 from edgekit.common.log import log
+from edgekit.errors import TargetMissing
+from edgekit.plugins import SIGNATURES, load_own, load_target
 
 PROFILES = Path(__file__).parents[2] / "examples/write_a_target/edgekit_numpy/profiles"
 TARGET = """
@@ -23,12 +27,8 @@ class HalfWritten(FakeTarget):
 
 @pytest.fixture
 def half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "half_written-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half-written\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[edgekit.targets]\nnumpy = half_written:HalfWritten\n")
     (tmp_path / "half_written.py").write_text(TARGET)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    declare(tmp_path, {"edgekit.targets": {"numpy": "half_written:HalfWritten"}}, monkeypatch)
     monkeypatch.delitem(sys.modules, "half_written", raising=False)
 
 
@@ -53,3 +53,15 @@ def test_a_bug_of_edgekit_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("edgekit.cli.command.main", broken)
     with pytest.raises(NotImplementedError, match="a bug"):
         main(["doctor"])
+
+
+def test_the_check_of_signatures_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(tmp_path, {SIGNATURES: {"model_signing": "builtins:print"}}, monkeypatch)
+    assert load_own(SIGNATURES) is check_required_signature
+
+
+def test_a_target_without_a_method_is_refused_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_open.py").write_text("from edgekit.contracts.target import Target\nclass NoOpen(Target): ...\n")
+    declare(tmp_path, {"edgekit.targets": {"empty": "no_open:NoOpen"}}, monkeypatch)
+    with pytest.raises(TargetMissing, match=r"target empty \(no_open:NoOpen\) cannot be loaded: .*offers.*reinstall"):
+        load_target("empty")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from entry_points import declare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,11 +179,7 @@ def test_packages_offer_profiles_through_an_entry_point(tmp_path: Path, monkeypa
     (folder.parent / "__init__.py").touch()
     (folder / "__init__.py").touch()
     (folder / "reception-kiosk.yaml").write_text(EXAMPLE)
-    metadata = tmp_path / "acme_kiosks-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kiosks\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[edgekit.profiles]\nkiosks = acme_kiosks.profiles\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    declare(tmp_path, {"edgekit.profiles": {"kiosks": "acme_kiosks.profiles"}}, monkeypatch)
     assert load_profile("reception-kiosk").title == "Reception kiosk, 2025 model"
     assert load_profile("pixel-9").name == "pixel-9"
 

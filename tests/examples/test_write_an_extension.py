@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from entry_points import declare
 from exported_demo import export_demo
 
 import edgekit
@@ -20,21 +20,11 @@ PROMPT = "def fibonacci(n):"
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-def make_visible(folder: Path, groups: Mapping[str, Mapping[str, str]], patch: pytest.MonkeyPatch) -> None:
-    """Write a package's entry points into a folder of `sys.path`, as pip does."""
-    info = folder / "extras-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extras\nVersion: 1\n")
-    text = [f"[{group}]\n" + "".join(f"{name} = {at}\n" for name, at in each.items()) for group, each in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(text))
-    patch.syspath_prepend(str(folder))
-
-
 @pytest.fixture
 def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SOURCE))
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    make_visible(tmp_path, project["entry-points"], monkeypatch)
+    declare(tmp_path, project["entry-points"], monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +86,7 @@ def test_what_cannot_be_loaded_is_left_out(
 ) -> None:
     broken = {"broken": "nowhere_at_all:THING"}
     groups = {"edgekit.commands": {**broken, "run": "nowhere_at_all:THING"}, "edgekit.kv_scorers": broken}
-    make_visible(tmp_path, groups, monkeypatch)
+    declare(tmp_path, groups, monkeypatch)
     with edgekit.open(demo) as runtime:
         assert runtime.generate(PROMPT, max_tokens=4).text
     with pytest.raises(Unsupported, match="cannot keep tokens by broken"):

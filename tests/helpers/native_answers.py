@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekit.apps.native.library import NativeLibrary
+from edgekit.apps.native.library import NativeLibrary, NativeModel
+
+
+def tokens_of(model: NativeModel, text: str) -> list[int]:
+    return model.tokenizer.encode(text, add_special_tokens=True)
 
 
 def native_answers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ class DraftTarget(NamedTuple):
     kv_config: KVCacheConfig
 
 
-class DraftSource:
+class DraftSource(ABC):
     """Opens one kind of draft method. The option is its name, or `NAME:ARGUMENT`."""
 
-    def check(self, argument: str) -> None:
+    def check(self, argument: str) -> None:  # noqa: B027 - optional, like all but `open`
         """Refuse a wrong argument before anything is loaded. Raises `InvalidInput`."""
 
     def suits(self, plan: Plan) -> bool:
@@ -43,6 +44,6 @@ class DraftSource:
         """Predict the private memory of drafting for `sequences` texts of `tokens` tokens."""
         return 0
 
+    @abstractmethod
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
         """Open the method, which the runtime closes. Raises `Unsupported` if this artifact does not have it."""
-        raise NotImplementedError

@@ -229,29 +229,21 @@ def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, output
 
 
 @pytest.mark.slow
-@pytest.mark.quantize
 @pytest.mark.onnx
-def test_transformers_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    own, peer = tokens_of("transformers", artifact, monkeypatch)
-    assert own[:2] == peer[:2]
-
-
-@pytest.mark.slow
-@pytest.mark.mlx
-@pytest.mark.onnx
-def test_mlx_lm_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlx.core")
-    pytest.importorskip("mlx_lm")
-    own, peer = tokens_of("mlx-lm", artifact, monkeypatch)
-    assert own[:2] == peer[:2]
-
-
-@pytest.mark.slow
-@pytest.mark.onnx
-def test_llama_cpp_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llama_cpp")
-    own, peer = tokens_of("llama.cpp", artifact, monkeypatch)
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        pytest.param("transformers", ["transformers"], marks=pytest.mark.quantize),
+        pytest.param("mlx-lm", ["mlx.core", "mlx_lm"], marks=pytest.mark.mlx),
+        ("llama.cpp", ["llama_cpp"]),
+    ],
+)
+def test_a_peer_runs_with_equal_tokens(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, name: str, modules: list[str]
+) -> None:
+    for module in modules:
+        pytest.importorskip(module)
+    own, peer = tokens_of(name, artifact, monkeypatch)
     assert own[:2] == peer[:2]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from exported_demo import export_demo
 from fake_artifacts import make_artifact
+from native_answers import tokens_of
 
 import edgekit
 from edgekit.apps.native.library import NativeLibrary, NativeModel
@@ -49,10 +50,6 @@ def exact_model(library: NativeLibrary, demo_artifact: Path, exact_runtime: edge
 def exact_runtime(demo_artifact: Path, open_exact: Callable[[Path], edgekit.Runtime]) -> Iterator[edgekit.Runtime]:
     with open_exact(demo_artifact) as opened:
         yield opened
-
-
-def tokens_of(model: NativeModel, text: str) -> list[int]:
-    return model.tokenizer.encode(text, add_special_tokens=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity masks")

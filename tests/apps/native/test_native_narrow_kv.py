@@ -13,6 +13,7 @@ import pytest
 from edgekit_onnx.float16_kv import with_halves
 from edgekit_onnx.int8_kv import with_steps
 from narrow_graphs import compiled
+from native_answers import tokens_of
 
 import edgekit
 from edgekit.apps.native.library import NativeLibrary, NativeModel
@@ -77,10 +78,6 @@ def model(library: NativeLibrary, artifact: Path) -> Iterator[NativeModel]:
     opened = library.open(artifact)
     yield opened
     opened.close()
-
-
-def tokens_of(model: NativeModel, text: str) -> list[int]:
-    return model.tokenizer.encode(text, add_special_tokens=True)
 
 
 def compare(model: NativeModel, runtime: edgekit.Runtime, max_tokens: int, **more: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from manifests import change_manifest
+from native_answers import tokens_of
 from runtimes import refusal
 
 import edgekit
@@ -42,10 +43,6 @@ def windowed(library: NativeLibrary, artifact: Path) -> Iterator[NativeModel]:
     opened = library.open(artifact)
     yield opened
     opened.close()
-
-
-def tokens_of(model: NativeModel, text: str) -> list[int]:
-    return model.tokenizer.encode(text, add_special_tokens=True)
 
 
 def test_texts_are_those_of_python_through_many_evictions(windowed: NativeModel, artifact: Path) -> None:
