@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.metrics import Metrics, Timings
     from edgekit.runtime.open import open_runtime as open  # noqa: A004 - edgekit.open is the door
     from edgekit.runtime.open import predict_opening
+    from edgekit.runtime.open_options import OpenOptions
     from edgekit.runtime.options import Options
     from edgekit.runtime.reading_request import ReadingJob
     from edgekit.runtime.recommended import chat_sampling
@@ -60,6 +61,7 @@ __all__ = [
     "ModelSource",
     "ModelSpec",
     "NeutralWeights",
+    "OpenOptions",
     "Options",
     "Piece",
     "Plan",
@@ -118,6 +120,7 @@ _MODULES = {
     ".runtime.memory.report": ["MemoryClass"],
     ".runtime.metrics": ["Metrics", "Timings"],
     ".runtime.open": ["open", "predict_opening"],
+    ".runtime.open_options": ["OpenOptions"],
     ".runtime.options": ["Options"],
     ".runtime.reading_request": ["ReadingJob"],
     ".runtime.recommended": ["chat_sampling"],

@@ -14,16 +14,25 @@ if TYPE_CHECKING:
     from edgekit.cli._artifact_for import artifact_for
     from edgekit.cli._calibration import Calibrating, announce, calibration_of
     from edgekit.cli._console import console, draw
-    from edgekit.cli._open_options import Opening, adapter_of
-    from edgekit.cli._options import OutputFile, SectionedCommand, as_typed, json_option, options
+    from edgekit.cli._options import (
+        OPENING,
+        OutputFile,
+        SectionedCommand,
+        SomeFields,
+        adapter_of,
+        as_typed,
+        json_option,
+        options,
+    )
     from edgekit.cli._progress import progress_display
 
 
 __all__ = [
+    "OPENING",
     "Calibrating",
-    "Opening",
     "OutputFile",
     "SectionedCommand",
+    "SomeFields",
     "adapter_of",
     "announce",
     "artifact_for",
@@ -42,8 +51,16 @@ __getattr__ = lazy(
         "edgekit.cli._artifact_for": ["artifact_for"],
         "edgekit.cli._calibration": ["Calibrating", "announce", "calibration_of"],
         "edgekit.cli._console": ["console", "draw"],
-        "edgekit.cli._open_options": ["Opening", "adapter_of"],
-        "edgekit.cli._options": ["OutputFile", "SectionedCommand", "as_typed", "json_option", "options"],
+        "edgekit.cli._options": [
+            "OPENING",
+            "OutputFile",
+            "SectionedCommand",
+            "SomeFields",
+            "adapter_of",
+            "as_typed",
+            "json_option",
+            "options",
+        ],
         "edgekit.cli._progress": ["progress_display"],
     },
 )

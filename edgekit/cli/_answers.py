@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from edgekit.cli._open_options import adapter_of
+from edgekit.cli._options import adapter_of
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output
 from edgekit.common.footprint import footprint

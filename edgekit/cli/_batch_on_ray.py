@@ -18,6 +18,7 @@ from edgekit.common.progress import Progress
 from edgekit.common.ray_map import executor_of
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.runtime import Runtime
 
 _LINES_A_TASK = 8  # bounds the answers that are repeated when a worker is lost
@@ -27,7 +28,7 @@ class BatchTask(NamedTuple):
     """Lines of a batch for one worker, with the options for opening the artifact and for the answers."""
 
     artifact: str
-    opening: tuple[tuple[str, Any], ...]
+    opening: OpenOptions
     options: dict[str, Any]
     lines: tuple[BatchLine, ...]
 
@@ -37,7 +38,7 @@ def answer_on_ray(
     artifact: Path,
     path: Path,
     output: Path,
-    opening: dict[str, Any],
+    opening: OpenOptions,
     options: dict[str, Any],
     progress: Progress,
 ) -> int:
@@ -46,8 +47,7 @@ def answer_on_ray(
     total, failed = every_line.count, 0
     with ResultsFile(output) as answers:
         lines = [one for one in every_line if one.name not in answers.names]
-        given = tuple(sorted(opening.items()))
-        tasks = [BatchTask(str(artifact.absolute()), given, options, part) for part in _parts(lines)]
+        tasks = [BatchTask(str(artifact.absolute()), opening, options, part) for part in _parts(lines)]
         progress(len(answers.names), total, "answers")
 
         def write(place: int, results: list[dict[str, Any]] | EdgekitError) -> None:
@@ -76,9 +76,9 @@ def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _opened(artifact: str, opening: tuple[tuple[str, Any], ...]) -> Runtime:
+def _opened(artifact: str, opening: OpenOptions) -> Runtime:
     """Open the artifact once per worker process, within the worker's memory budget."""
-    runtime = edgekit.open(artifact, **dict(opening))
+    runtime = edgekit.open(artifact, opening)
     atexit.register(runtime.close)
     return runtime
 

@@ -47,12 +47,12 @@ def refuse_what_native_lacks(*keywords: str) -> None:
 def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     """Answer one prompt, written to stdout while it is generated."""
     began = perf_counter()
-    drafts = given.opening["draft"] == "ngram"
+    drafts = given.opening.draft == "ngram"
     options = {_NAMES.get(name, name): value for name, value in given.generation.items() if value is not None}
     options.setdefault("seed", secrets.randbelow(MAX_SEED))
     plan, before = read_manifest(artifact).plan, footprint().private_bytes
     opening: LoopOpener = load_own(NATIVE_LOOP)
-    with closing(opening(artifact, plan.target, exact=given.opening["exact"], drafts=drafts)) as loop:
+    with closing(opening(artifact, plan.target, exact=given.opening.exact, drafts=drafts)) as loop:
         started = perf_counter()
         with closing(loop.stream(prompt_of(prompt, given, read_template(artifact)), **options)) as stream:
             with interruptible(stream) as caught:

@@ -13,6 +13,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.chat_template import ChatTemplate
+from edgekit.runtime.open_options import OpenOptions
 
 
 class RunOptions(Frozen):
@@ -32,9 +33,6 @@ class RunOptions(Frozen):
         description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory applies to"
         " each worker.",
     )
-    sequences: int | None = Field(
-        default=None, description="Batch size: answers that are computed together; without it, as planned."
-    )
     native: bool = Field(
         default=False,
         description="Generate with the native library (edgekit-native) instead of the Python loop; for artifacts of"
@@ -52,7 +50,7 @@ class RunArguments(Frozen):
     choice: RunOptions
     answering: Answering
     generation: dict[str, Any]
-    opening: dict[str, Any]
+    opening: OpenOptions
 
 
 class RunResult(NamedTuple):

@@ -14,7 +14,7 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from shlex import quote
@@ -27,16 +27,21 @@ from pydantic.fields import FieldInfo
 
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option, read_options
+from edgekit.errors import InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 OutputFile = Annotated[Path | None, Option(short="o")]
 # The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
 _SECTIONS = {
     "devices": "Devices", "files": "Files", "calibrating": "Calibration", "request": "Requirements and preferences",
-    "opening": "Memory, windows and drafts", "pressure": "Memory, windows and drafts", "answering": "The answer's form",
+    "opening": "Memory, windows and drafts", "answering": "The answer's form",
     "sampling": "Sampling", "stopping": "When an answer ends", "shown": "Output", "served": "Models",
     "settings": "Access and limits", "read": "Text", "public": "Public tasks",
 }  # fmt: skip
+
+
+# The options of opening an artifact for one answer at a time.
+OPENING = ("context", "window", "sinks", "keep", "memory", "kv_bits", "gpu_layers", "exact", "draft")
 
 
 class SectionedCommand(click.Command):
@@ -54,6 +59,13 @@ class SectionedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+class SomeFields(NamedTuple):
+    """Some fields of a model as options of a command, which gets the whole model with its defaults for the others."""
+
+    model: type[BaseModel]
+    names: Sequence[str]
+
+
 class PlanDevices(Frozen):
     """The devices of `plan` and `export`, and options that go with them."""
 
@@ -68,14 +80,15 @@ class PlanDevices(Frozen):
         return list(self.devices) or ["this"]
 
 
-def options(**models: type[BaseModel]) -> Callable[[Command], Command]:
-    """Add an option for each field of `models`; the command gets one validated object per keyword."""
+def options(**given: type[BaseModel] | SomeFields) -> Callable[[Command], Command]:
+    """Add an option for each field of the given models; the command gets one validated object per keyword."""
+    models = {keyword: _all_fields(each) for keyword, each in given.items()}
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(*arguments: Any, **given: Any) -> Any:
-            for keyword, model in models.items():
-                raw = {field: given.pop(f"{keyword}_{field}") for field in _fields(model)}
+            for keyword, (model, names) in models.items():
+                raw = {field: given.pop(f"{keyword}_{field}") for field in names}
                 values = {field: value for field, value in raw.items() if _is_given(model, field, value)}
                 typed = {_name(model, field): value for field, value in values.items()}
                 click.get_current_context().meta[f"{__name__}.{keyword}"] = typed
@@ -83,8 +96,8 @@ def options(**models: type[BaseModel]) -> Callable[[Command], Command]:
             return command(*arguments, **given)
 
         result: Any = run
-        for keyword, model in reversed(models.items()):
-            for field in reversed(list(_fields(model))):
+        for keyword, (model, names) in reversed(models.items()):
+            for field in reversed(names):
                 result = _option(keyword, model, field)(result)
         return result  # type: ignore[no-any-return]
 
@@ -101,8 +114,10 @@ def _is_given(model: type[BaseModel], field: str, value: object) -> bool:
     return value is not None and value != () and not is_unset_flag
 
 
-def _fields(model: type[BaseModel]) -> Iterator[str]:
-    return (name for name, field in model.model_fields.items() if field.description)
+def _all_fields(given: type[BaseModel] | SomeFields) -> SomeFields:
+    if isinstance(given, SomeFields):
+        return given
+    return SomeFields(given, [name for name, field in given.model_fields.items() if field.description])
 
 
 class _Kind(NamedTuple):
@@ -194,3 +209,22 @@ def given_options(*keywords: str) -> dict[str, Any]:
     """Return the given options of these models by their long names."""
     meta = click.get_current_context().meta
     return {name: value for keyword in keywords for name, value in meta[f"{__name__}.{keyword}"].items()}
+
+
+def adapter_of(given: str) -> tuple[str, Path | None]:
+    """Split `NAME=PATH`; `NAME` alone means an adapter sealed in the artifact, with path None."""
+    name, equals, path = given.partition("=")
+    if not name or bool(equals) != bool(path):
+        raise InvalidInput(
+            f"--adapter {given!r}: give NAME=PATH with a PEFT folder, or the NAME of an adapter in the artifact"
+        )
+    return name, Path(path) if path else None
+
+
+def adapters_of(given: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of every NAME. Raises `InvalidInput` for a repeated NAME or one without PATH."""
+    named = dict(adapter_of(each) for each in given)
+    folders = {name: path for name, path in named.items() if path is not None}
+    if len(folders) < len(given):
+        raise InvalidInput("--adapter: give each as NAME=PATH, with different NAMEs")
+    return folders

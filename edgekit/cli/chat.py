@@ -14,13 +14,13 @@ from edgekit.cli._answers import Answering, generation_options, kept_prefixes, l
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
-from edgekit.cli._open_options import Opening, Pressure, arguments_of
-from edgekit.cli._options import SectionedCommand, options
+from edgekit.cli._options import OPENING, SectionedCommand, SomeFields, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.errors import Unsupported
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
 _QUOTES = '"""'
@@ -40,12 +40,15 @@ class ChatOutput(Frozen):
 @click.command(name="chat", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(
-    opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping, shown=ChatOutput
+    opening=SomeFields(OpenOptions, (*OPENING, "on_pressure")),
+    answering=Answering,
+    sampling=Sampling,
+    stopping=Stopping,
+    shown=ChatOutput,
 )
 def command(
     model: str,
-    opening: Opening,
-    pressure: Pressure,
+    opening: OpenOptions,
     answering: Answering,
     sampling: Sampling,
     stopping: Stopping,
@@ -60,7 +63,7 @@ def command(
     artifact = artifact_for(model, opening.context)
     began = perf_counter()
     with (
-        edgekit.open(artifact, warm_template=True, **arguments_of(opening, pressure)) as runtime,
+        edgekit.open(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.template.exists:

@@ -16,8 +16,7 @@ from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, check_place, export_all, places_for
 from edgekit.cli._calibration import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
-from edgekit.cli._open_options import adapters_of
-from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, json_option, options
+from edgekit.cli._options import PlanDevices, SectionedCommand, adapters_of, as_typed, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option

@@ -30,13 +30,13 @@ from edgekit.cli._console import wrapped
 from edgekit.cli._lines import exit_code, work_through
 from edgekit.cli._native import answer_natively, refuse_what_native_lacks
 from edgekit.cli._one_answer import RunArguments, RunOptions, RunResult, prompt_of
-from edgekit.cli._open_options import Opening, Pressure, arguments_of
-from edgekit.cli._options import SectionedCommand, options
+from edgekit.cli._options import OPENING, SectionedCommand, SomeFields, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
+from edgekit.runtime.open_options import OpenOptions
 
 _MAX_STDIN_BYTES = 64 << 20
 
@@ -53,14 +53,17 @@ Examples:
 @click.argument("model")
 @click.argument("prompt", required=False)
 @options(
-    choice=RunOptions, opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping
+    choice=RunOptions,
+    opening=SomeFields(OpenOptions, (*OPENING, "sequences", "on_pressure")),
+    answering=Answering,
+    sampling=Sampling,
+    stopping=Stopping,
 )
 def command(
     model: str,
     prompt: str | None,
     choice: RunOptions,
-    opening: Opening,
-    pressure: Pressure,
+    opening: OpenOptions,
     answering: Answering,
     sampling: Sampling,
     stopping: Stopping,
@@ -72,16 +75,16 @@ def command(
     output, an interrupted batch continues.
     """
     if choice.native:
-        refuse_what_native_lacks("choice", "opening", "pressure", "answering", "sampling", "stopping")
+        refuse_what_native_lacks("choice", "opening", "answering", "sampling", "stopping")
     given = RunArguments(
         choice=choice,
         answering=answering,
         generation=generation_options(answering, sampling, stopping),
-        opening=arguments_of(opening, pressure),
+        opening=opening,
     )
     if choice.batch is not None:
         return _batch(model, prompt, choice.batch, given)
-    for name, value in (("--output", choice.output), ("--sequences", choice.sequences), ("--ray", choice.ray)):
+    for name, value in (("--output", choice.output), ("--sequences", opening.sequences), ("--ray", choice.ray)):
         if value is not None:
             raise InvalidInput(f"{name}: belongs to --batch FILE")
     if prompt is None:
@@ -99,9 +102,10 @@ def command(
 
 def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     choice, answering = given.choice, given.answering
+    opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
     with (
-        edgekit.open(artifact, warm_template=choice.as_chat is not False, **given.opening) as runtime,
+        edgekit.open(artifact, opening) as runtime,
         kept_prefixes(runtime, answering.prefixes),
     ):
         opened_s = perf_counter() - began
@@ -125,12 +129,12 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
     for name, value in refused:
         if value:
             raise InvalidInput(f"{name}: belongs to one answer; a batch has `prompt` or `messages` in each line")
-    artifact = artifact_for(model, given.opening["context"])
+    artifact = artifact_for(model, given.opening.context)
     if choice.ray is not None:
         return _batch_on_ray(artifact, file, choice.ray, given)
     lines = questions(file)
     with (
-        edgekit.open(artifact, sequences=choice.sequences, **given.opening) as runtime,
+        edgekit.open(artifact, given.opening) as runtime,
         kept_prefixes(runtime, answering.prefixes),
         progress_display() as progress,
     ):
@@ -155,9 +159,8 @@ def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments)
         if value:
             raise InvalidInput(f"{name}: belongs to a batch in one process; leave out {name}, or --ray")
     output = check_output_of_batch(choice.output)
-    opening = given.opening | {"sequences": choice.sequences}
     with progress_display() as progress:
-        failed = answer_on_ray(address, artifact, file, output, opening, given.generation, progress)
+        failed = answer_on_ray(address, artifact, file, output, given.opening, given.generation, progress)
     return exit_code(failed, "an answer")
 
 

@@ -43,6 +43,9 @@ def _size(value: object) -> object:
 ByteCount = Annotated[int, BeforeValidator(_size), Option(metavar="SIZE")]
 """Bytes, given as a number or as text such as `1.5GiB`."""
 
+# The same, with the text in its type, for models that callers build themselves; the value is a number.
+ByteText = Annotated[int | str, BeforeValidator(_size), Option(metavar="SIZE")]
+
 
 def read_options(
     model: type[Model], given: Mapping[str, Any], spelled: Callable[[str], str] = lambda field: field

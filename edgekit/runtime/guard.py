@@ -22,6 +22,7 @@ from edgekit.common.log import log
 from edgekit.common.parsing import read_bytes, validate
 from edgekit.contracts.installed import folder_of, read_installed
 from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.runtime.open_options import OpenOptions
 
 _FORMAT = 1
 _MAX_BYTES = 64 << 10
@@ -52,16 +53,6 @@ class GuardedSetting(NamedTuple):
     has_window: bool = False
 
 
-class OpeningOptions(NamedTuple):
-    """The options of `edgekit.open` that a guard may reduce."""
-
-    path: str | Path
-    context: int | None
-    window: int | None
-    sequences: int | None
-    prefixes: int | str | None
-
-
 class CrashGuard:
     """The guard of one opening."""
 
@@ -83,23 +74,20 @@ class CrashGuard:
         """Sentences for the user: after starts that died, and about a file that cannot be written."""
         return tuple(note for note in (self.record.note, self._write_failure) if note)
 
-    def narrowed(self, options: OpeningOptions) -> OpeningOptions:
-        """Return `options`, reduced to the chosen setting."""
+    def narrowed(self, options: OpenOptions) -> tuple[Path, OpenOptions]:
+        """Return the folder to open and `options`, reduced to the chosen setting."""
         if not self.record.step:
-            return options._replace(path=self._newest.folder)
+            return self._newest.folder, options
         setting = self._settings[self.record.step]
-        context, window = options.context, options.window
-        if setting.tokens is not None and (window or setting.has_window):
-            window = min(window or setting.tokens, setting.tokens)
-        elif setting.tokens is not None:
-            context = min(context or setting.tokens, setting.tokens)
-        return OpeningOptions(
-            setting.folder,
-            context,
-            window,
-            setting.sequences or options.sequences,
-            options.prefixes if setting.prefixes is None else setting.prefixes,
-        )
+        reduced: dict[str, object] = {}
+        if setting.tokens is not None:
+            name = "window" if options.window or setting.has_window else "context"
+            reduced[name] = min(getattr(options, name) or setting.tokens, setting.tokens)
+        if setting.sequences:
+            reduced["sequences"] = setting.sequences
+        if setting.prefixes is not None:
+            reduced["prefixes"] = setting.prefixes
+        return setting.folder, options.model_copy(update=reduced)
 
     def begin(self) -> None:
         """Note that the opening begins."""

@@ -23,7 +23,8 @@ from typing import Any
 
 from edgekit_onnx import OnnxTarget
 
-from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+from edgekit import OpenOptions
+from edgekit.apps.bench.artifact_subjects import subject_of_artifact
 from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import Machine
 from edgekit.apps.bench.measurement import Measurement

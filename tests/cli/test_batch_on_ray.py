@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from fake_artifacts import install, make_artifact
 
+from edgekit import OpenOptions
 from edgekit.cli import _batch_on_ray, command
 from edgekit.cli._batch_on_ray import answer_on_ray, answer_task
 from edgekit.common.ray_map import Executor, in_order
@@ -58,10 +59,10 @@ def test_interrupted_batch_continues_with_missing_lines(
 
     monkeypatch.setattr(_batch_on_ray, "answer_task", stops_after_three)
     with pytest.raises(KeyboardInterrupt):
-        answer_on_ray("local", artifact, prompts, output, {}, {"max_tokens": 2}, lambda *_: None)
+        answer_on_ray("local", artifact, prompts, output, OpenOptions(), {"max_tokens": 2}, lambda *_: None)
     assert len(names_in(output)) == 24
     asked[:] = [None] * 4
-    assert answer_on_ray("local", artifact, prompts, output, {}, {"max_tokens": 2}, lambda *_: None) == 0
+    assert answer_on_ray("local", artifact, prompts, output, OpenOptions(), {"max_tokens": 2}, lambda *_: None) == 0
     assert sorted(names_in(output)) == sorted(f"n{number}" for number in range(COUNT))
     assert len(asked) == 4 + (COUNT - 24) / 8
 
@@ -74,7 +75,7 @@ def test_a_failed_task_gives_an_error_per_line(artifact: Path, prompts: Path, mo
         raise TargetFailed("its worker was lost")
 
     monkeypatch.setattr(_batch_on_ray, "answer_task", fails)
-    assert answer_on_ray("local", artifact, prompts, output, {}, {}, lambda *_: None) == COUNT
+    assert answer_on_ray("local", artifact, prompts, output, OpenOptions(), {}, lambda *_: None) == COUNT
     assert "its worker was lost" in output.read_text()
 
 
@@ -106,7 +107,7 @@ def test_a_killed_worker_loses_or_repeats_no_answer(artifact: Path, prompts: Pat
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
     options = {"max_tokens": 64}
-    assert answer_on_ray("local", artifact, prompts, output, {}, options, lambda *_: None) == 0
+    assert answer_on_ray("local", artifact, prompts, output, OpenOptions(), options, lambda *_: None) == 0
     killer.join(10)
     assert killed and killed[0] < COUNT
     assert sorted(names_in(output)) == sorted(f"n{number}" for number in range(COUNT))

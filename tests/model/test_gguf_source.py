@@ -242,7 +242,8 @@ def test_a_file_becomes_an_artifact_that_answers(tmp_path: Path) -> None:
     for name in ("torch", "onnxruntime", "onnx_ir"):
         pytest.importorskip(name)
     import edgekit
-    from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+    from edgekit import OpenOptions
+    from edgekit.apps.bench.artifact_subjects import subject_of_artifact
     from edgekit.artifact.artifact import read_manifest
     from edgekit.artifact.export import export
 

@@ -27,6 +27,7 @@ def test_the_public_names_of_edgekit() -> None:
         "ModelSource",
         "ModelSpec",
         "NeutralWeights",
+        "OpenOptions",
         "Options",
         "Piece",
         "Plan",

@@ -192,10 +192,10 @@ def test_refusal_at_open_has_the_numbers(artifact: Path) -> None:
     ("asked", "said"),
     [
         ({"memory": "much"}, "memory: 'much' is not a size"),
-        ({"memory": 0}, "memory: must be a positive number"),
-        ({"on_pressure": "panic"}, "on_pressure: must be degrade or refuse"),
+        ({"memory": 0}, "memory 0: must be at least 1"),
+        ({"on_pressure": "panic"}, "on_pressure 'panic': input should be 'degrade' or 'refuse'"),
         ({"kv_bits": 3}, "kv_bits: fake cannot store 3 bits"),
-        ({"kv_bits": "8"}, "kv_bits: must be a number"),
+        ({"kv_bits": "8"}, "kv_bits '8': input should be a valid integer"),
     ],
 )
 def test_invalid_memory_options_are_refused(artifact: Path, asked: dict[str, Any], said: str) -> None:

@@ -15,6 +15,7 @@ from fake_artifacts import install, make_artifact
 from runtimes import codec, make_runtime
 
 import edgekit
+from edgekit import OpenOptions
 from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, TargetMissing, UnknownName, Unsupported
 from edgekit.testing import FakeEngine, FakeTarget, check_target
 
@@ -73,6 +74,18 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[EdgekitError], str]] = {
 def test_invalid_open_options_are_refused_by_name(artifact: Path, options, kind, message: str) -> None:
     with pytest.raises(kind, match=message):
         edgekit.open(artifact, **options)
+
+
+def test_options_are_given_as_one_object_or_by_keyword(artifact: Path) -> None:
+    given = {"window": 24, "sinks": 2, "memory": "1GiB"}
+    with edgekit.open(artifact, OpenOptions(**given)) as one, edgekit.open(artifact, **given) as other:
+        assert one.policy == other.policy and one.policy.window == 24
+        assert one.memory().allowed_bytes == other.memory().allowed_bytes == 1 << 30
+    with pytest.raises(InvalidInput, match="window: give OpenOptions or keywords, not both"):
+        edgekit.open(artifact, OpenOptions(), window=24)
+    with pytest.raises(InvalidInput, match="unknown option 'windw'; did you mean window"):
+        edgekit.open(artifact, windw=24)
+    assert all(field.description for field in OpenOptions.model_fields.values())
 
 
 def test_a_smaller_context_and_a_window_are_kept(artifact: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from edgekit.apps.bench.artifact_subjects import OpenOptions, bytes_per_token, predicted_s, subject_of_artifact
+    from edgekit.apps.bench.artifact_subjects import bytes_per_token, predicted_s, subject_of_artifact
     from edgekit.apps.bench.machine import CONTENDED_SHARE, THROTTLED
     from edgekit.apps.bench.measurement import CaseResult, Measurement, Metric, Predicted, SubjectInfo, TrialStatus
     from edgekit.apps.bench.prompts import encoder_of, tokens_of
@@ -35,7 +35,6 @@ __all__ = [
     "Figures",
     "Measurement",
     "Metric",
-    "OpenOptions",
     "Predicted",
     "Report",
     "SubjectInfo",
@@ -56,7 +55,7 @@ __all__ = [
     "values_of",
 ]
 _MODULES = {
-    ".artifact_subjects": ["OpenOptions", "bytes_per_token", "predicted_s", "subject_of_artifact"],
+    ".artifact_subjects": ["bytes_per_token", "predicted_s", "subject_of_artifact"],
     ".machine": ["CONTENDED_SHARE", "THROTTLED"],
     ".measurement": [
         "CaseResult",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from edgekit import Artifact, ModelSpec, Plan, Recipe, Tensor, open_artifact
+from edgekit import Artifact, ModelSpec, OpenOptions, Plan, Recipe, Tensor, open_artifact
 from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
 from edgekit.apps.bench.subject import Subject, program_of
 from edgekit.apps.bench.workload import Workload
 from edgekit.artifact.sealed_adapters import sealed_adapter
 from edgekit.common.cores import usable_cores
-from edgekit.common.units import parse_bytes
 from edgekit.contracts.kv_policy import apply_limits
 from edgekit.contracts.recipe import bits_per_weight
 from edgekit.contracts.token_costs import kv_bytes, touched_weight_bytes
@@ -21,30 +20,18 @@ from edgekit.model.lora import read_adapter
 _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-class OpenOptions(NamedTuple):
-    """Options for opening an artifact; a default takes the plan's value."""
-
-    context: int | None = None
-    window: int | None = None
-    sinks: int = 0
-    exact: bool = False
-    draft: str | None = None
-    memory: str | None = None
-    kv_bits: int | None = None
-    gpu_layers: int | None = None
-    on_pressure: str | None = None
-    sequences: int | None = None  # concurrent requests
-    prefixes: str | None = None  # size of the prefix cache shared by the requests of one trial
-    keep: str | None = None
-    adapter: tuple[str, Path | None] | None = None  # a LoRA that every request uses: name, and folder if not sealed
+# A LoRA that every request uses: its name, and its folder if it is not sealed in the artifact.
+Adapter: TypeAlias = tuple[str, Path | None]
 
 
-def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None = None) -> Subject:
+def subject_of_artifact(
+    path: str | Path, opening: OpenOptions, name: str | None = None, *, adapter: Adapter | None = None
+) -> Subject:
     """Return the subject that runs an artifact."""
     artifact = open_artifact(path)
     plan = artifact.plan
-    if opening.adapter is not None:
-        name_of_adapter, given = opening.adapter
+    if adapter is not None:
+        name_of_adapter, given = adapter
         folder = given or sealed_adapter(artifact.folder, name_of_adapter)
         read_adapter(folder, plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
     cache, _ = apply_limits(  # refused before anything runs
@@ -70,18 +57,15 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         keep=cache.keep if cache.is_scored else None,
         exact=opening.exact,
         draft=readable(Path(opening.draft).name) if opening.draft is not None else None,
-        adapter=opening.adapter[0] if opening.adapter else None,
+        adapter=adapter[0] if adapter else None,
         sequences=opening.sequences or 1,
-        prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes is not None else 0,
+        prefix_bytes=int(opening.prefixes or 0),
     )
-    defaults = OpenOptions._field_defaults
-    options: dict[str, Any] = {
-        key: value for key, value in opening._asdict().items() if value != defaults[key] and key != "adapter"
-    }
+    options = opening.model_dump(mode="json", exclude_defaults=True)
     if opening.draft and Path(opening.draft).is_dir():
         options["draft"] = str(Path(opening.draft).resolve())
     message: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": options, "notes": list(plan.source_notes)}
-    if opening.adapter is not None:
+    if adapter is not None:
         message["adapter"] = [name_of_adapter, str(folder.resolve())]
     return Subject(
         info=info,

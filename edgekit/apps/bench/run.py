@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgekit import Artifact, open_artifact
-from edgekit.apps.bench.artifact_subjects import OpenOptions, predicted_s, subject_of_artifact
+from edgekit import Artifact, OpenOptions, open_artifact
+from edgekit.apps.bench.artifact_subjects import Adapter, predicted_s, subject_of_artifact
 from edgekit.apps.bench.conditions import conditions
 from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import CONTENDED_SHARE, Machine
@@ -28,6 +28,7 @@ def bench(
     workload: Workload,
     *,
     opening: OpenOptions | None = None,
+    adapter: Adapter | None = None,
     against: Sequence[str] = (),
     peer_python: str | None = None,
     weights: Path | None = None,
@@ -39,6 +40,7 @@ def bench(
 
     Args:
         opening: how artifacts are opened; without context and window, the workload's apply.
+        adapter: a LoRA that every request uses.
         against: names of peers, e.g. "llama.cpp".
         peer_python: the Python that has the peers installed; None: this one.
         weights: the neutral weights of the first artifact; None: from the store, or quantised again.
@@ -47,10 +49,10 @@ def bench(
     if not artifacts:
         raise InvalidInput("name at least one artifact")
     opened = _opening(opening or OpenOptions(), workload)
-    subjects = [_subject(path, opened) for path in artifacts]
+    subjects = [_subject(path, opened, adapter) for path in artifacts]
     names = [subject.subject.info.name for subject in subjects]
     if len(set(names)) < len(names):
-        subjects = [_subject(path, opened, Path(path).name) for path in artifacts]
+        subjects = [_subject(path, opened, adapter, Path(path).name) for path in artifacts]
     subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python, weights)
     machine = machine or Machine()
     measurements = BenchRun(
@@ -111,12 +113,17 @@ def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
     """Complete the options by the workload's context and window, unless the caller gave one of them."""
     if given.context is not None or given.window is not None:
         return given
-    return given._replace(context=workload.context, window=workload.window, sinks=given.sinks or workload.sinks)
+    limits = {"context": workload.context, "window": workload.window, "sinks": given.sinks or workload.sinks}
+    return given.model_copy(update=limits)
 
 
-def _subject(path: str | Path, opening: OpenOptions, name: str | None = None) -> PreparedSubject:
+def _subject(
+    path: str | Path, opening: OpenOptions, adapter: Adapter | None, name: str | None = None
+) -> PreparedSubject:
     artifact = open_artifact(path)
-    return PreparedSubject(subject_of_artifact(path, opening, name), artifact.plan.model, encoder_of(artifact))
+    return PreparedSubject(
+        subject_of_artifact(path, opening, name, adapter=adapter), artifact.plan.model, encoder_of(artifact)
+    )
 
 
 def _peers(

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from edgekit import Artifact, open_artifact
+from edgekit import Artifact, OpenOptions, open_artifact
 from edgekit.apps.bench import (
     ATTEMPTS,
     CONTENDED_SHARE,
@@ -21,7 +21,6 @@ from edgekit.apps.bench import (
     Case,
     CaseResult,
     Measurement,
-    OpenOptions,
     Predicted,
     SubjectInfo,
     Workload,
@@ -101,7 +100,7 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
             f"{folder}: workload {workload.name} wants {workload.context} tokens of context and the artifact holds "
             f"{capacity}; export with `--context {workload.context}`"
         )
-    opening = OpenOptions(workload.context, workload.window, workload.sinks, exact)
+    opening = OpenOptions(context=workload.context, window=workload.window, sinks=workload.sinks, exact=exact)
     subject = subject_of_artifact(folder, opening)
     info = subject.info.model_copy(update={"engine": f"edgekit runner {plan.target} {plan.backend}"})
     encode = encoder_of(artifact)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from pydantic import Field
 
+from edgekit import OpenOptions
 from edgekit.apps.serve.settings import ServerSettings
-from edgekit.commands import SectionedCommand, adapter_of, artifact_for, draw, json_option, options
+from edgekit.commands import SectionedCommand, SomeFields, adapter_of, artifact_for, draw, json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.log import log
 from edgekit.common.options import Option
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ServedRuntimes(Frozen):
-    """Names of the served models and options for opening them."""
+    """Names of the served models and their adapters."""
 
     aliases: Annotated[tuple[str, ...], Option(name="alias", metavar="NAME=MODEL")] = Field(
         default=(), description="Another name of a model, for tools with fixed names; `gpt-*` matches many."
@@ -31,16 +32,6 @@ class ServedRuntimes(Frozen):
     adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME[=PATH]")] = Field(
         default=(),
         description="A LoRA adapter of the first model, served as MODEL:NAME: a PEFT folder, or one in the artifact.",
-    )
-    context: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="Keep at most this many tokens, up to the planned context."
-    )
-    sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        default=None, description="Batch size: answers of a model that are computed together; without it, as planned."
-    )
-    exact: bool = Field(default=False, description="Never let batching, chunking or drafting change a text.")
-    draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|head|auto|off", default="off")] = Field(
-        default=None, description="Propose tokens that the model verifies, as in `edgekit run`."
     )
 
 
@@ -53,9 +44,15 @@ Examples:
 
 @click.command(name="serve", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("models", nargs=-1, required=True)
-@options(served=ServedRuntimes, settings=ServerSettings)
+@options(
+    served=ServedRuntimes,
+    opening=SomeFields(OpenOptions, ("context", "sequences", "exact", "draft")),
+    settings=ServerSettings,
+)
 @json_option("Print the served models as one line of JSON.")
-def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSettings, as_json: bool) -> None:
+def command(
+    models: tuple[str, ...], served: ServedRuntimes, opening: OpenOptions, settings: ServerSettings, as_json: bool
+) -> None:
     """Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.
 
     A model has the name of its artifact; NAME=PATH gives it another. The first model is the default and is opened at
@@ -72,12 +69,10 @@ def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSet
     if len(named) < len(models):
         raise InvalidInput("two models have one name; give one of them another, as NAME=PATH")
     listener = listen(settings)
-    opening = served.model_dump(include={"context", "sequences", "exact", "draft"})
+    opening = opening.model_copy(update={"warm_template": True})
     adapters = dict(adapter_of(each) for each in served.adapters)
     sources = {
-        name: on_demand(
-            artifact_for(model, served.context), adapters=None if index else adapters, warm_template=True, **opening
-        )
+        name: on_demand(artifact_for(model, opening.context), opening, adapters=None if index else adapters)
         for index, (name, model) in enumerate(named.items())
     }
     aliases = dict(_alias(each) for each in served.aliases)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from inspect import signature
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from edgekit import Artifact, AsyncRuntime, Runtime, predict_opening
+from edgekit import Artifact, AsyncRuntime, OpenOptions, Runtime, predict_opening
 from edgekit import open as open_runtime
 from edgekit.apps.serve.problems import ApiError, api_error
 from edgekit.apps.serve.settings import ServerSettings
@@ -21,7 +20,7 @@ from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
-from edgekit.common.options import unknown_option
+from edgekit.common.options import read_options
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 
@@ -43,23 +42,27 @@ class OnDemand(NamedTuple):
     artifact: Artifact | None = None
 
 
-def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path | None] | None = None, **opening: Any) -> OnDemand:
+def on_demand(
+    path: str | Path,
+    options: OpenOptions | None = None,
+    *,
+    adapters: Mapping[str, str | Path | None] | None = None,
+    **opening: Any,
+) -> OnDemand:
     """Describe an artifact that a server opens when a request needs it.
 
     Args:
         path: the artifact's folder.
         adapters: LoRA adapters by name: their PEFT folders; None for one that is sealed in the artifact.
-        opening: options of `edgekit.open`, except `memory`, which the server decides.
+        options, opening: as in `edgekit.open`, except `memory`, which the server decides.
     """
-    if "memory" in opening:
+    options = options or read_options(OpenOptions, opening)
+    if options.memory is not None:
         raise InvalidInput("memory: the server divides it among its models; set max_memory there")
-    known = signature(open_runtime).parameters
-    if unknown := next((name for name in opening if name not in known), None):
-        raise unknown_option(unknown, known)
-    predicted = predict_opening(path, **opening)
+    predicted = predict_opening(path, options)
 
     def opened(memory: int | None) -> Runtime:
-        runtime = open_runtime(path, memory=memory, **opening)
+        runtime = open_runtime(path, options.model_copy(update={"memory": memory}))
         try:
             for name, folder in (adapters or {}).items():
                 runtime.load_adapter(name, folder)

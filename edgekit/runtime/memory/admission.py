@@ -17,10 +17,12 @@ from edgekit.errors import DoesNotFit
 from edgekit.planner.head_memory import head_mapped_bytes
 from edgekit.planner.memory import after_opening, cache_bytes, looked_up_bytes, predict
 
-OnPressure = Literal["degrade", "refuse"]
 FEWEST_TOKENS = 128  # the smallest useful window or context
 USUAL_SINKS = 4
 _GRAIN_TOKENS = 64
+
+
+OnPressure = Literal["degrade", "refuse"]
 
 
 class MemoryLimit(NamedTuple):

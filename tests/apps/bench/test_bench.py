@@ -18,7 +18,8 @@ import shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+from edgekit import OpenOptions
+from edgekit.apps.bench.artifact_subjects import subject_of_artifact
 from edgekit.apps.bench.energy import Meter, meter
 from edgekit.apps.bench.machine import Disturbance, Machine, verdict
 from edgekit.apps.bench.measurement import Measurement, Trial
@@ -44,13 +45,13 @@ class Arena:
 
     folder: Path
 
-    def subject(self, name: str, seed: int = 0, **opening: Any) -> PreparedSubject:
+    def subject(self, name: str, seed: int = 0, *, adapter: Any = None, **opening: Any) -> PreparedSubject:
         place = self.folder / name
         if not place.exists():
             measured.fake(place, seed=seed)
         codec = read_codec(place)
         return PreparedSubject(
-            subject_of_artifact(place, OpenOptions(**opening), name),
+            subject_of_artifact(place, OpenOptions(**opening), name, adapter=adapter),
             fake_model(vocabulary=codec.vocabulary),
             lambda text, begins: codec.encode(text, add_special_tokens=begins),
         )

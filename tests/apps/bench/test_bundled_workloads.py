@@ -8,7 +8,8 @@ import measured
 import pytest
 import tiny_models
 
-from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+from edgekit import OpenOptions
+from edgekit.apps.bench.artifact_subjects import subject_of_artifact
 from edgekit.apps.bench.energy import Meter
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.trials import BenchRun, PreparedSubject

@@ -209,7 +209,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, outputs: int = 6) -> list[list[int]]:
     """Return the tokens of the artifact and of a peer after the same prompt."""
-    from edgekit.apps.bench.artifact_subjects import OpenOptions, subject_of_artifact
+    from edgekit import OpenOptions
+    from edgekit.apps.bench.artifact_subjects import subject_of_artifact
     from edgekit.apps.bench.subject import RunningSubject
 
     monkeypatch.setenv("EDGEKIT_HOME", str(artifact.parent / "home"))

@@ -8,8 +8,18 @@ from typing import Annotated
 import click
 from pydantic import Field
 
+from edgekit import OpenOptions
 from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
-from edgekit.commands import Opening, SectionedCommand, adapter_of, as_typed, json_option, options, progress_display
+from edgekit.commands import (
+    OPENING,
+    SectionedCommand,
+    SomeFields,
+    adapter_of,
+    as_typed,
+    json_option,
+    options,
+    progress_display,
+)
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads, Repeats
 from edgekit.common.options import Option
@@ -38,14 +48,6 @@ class BenchOptions(Frozen):
     )
     adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
         default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
-    )
-    sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        default=None,
-        description="Concurrent users; each sends all requests of a case, with a different end of the prompt.",
-    )
-    prefixes: Annotated[str | None, Option(metavar="SIZE")] = Field(
-        default=None,
-        description="Size of the prefix cache, e.g. 64MiB, that requests of one trial share; each trial starts empty.",
     )
 
 
@@ -78,12 +80,18 @@ class BenchProfile(Frozen):
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifacts", nargs=-1, required=True)
-@options(choice=BenchOptions, opening=Opening, shown=BenchOutput, files=ReportFiles, instead=BenchProfile)
+@options(
+    choice=BenchOptions,
+    opening=SomeFields(OpenOptions, (*OPENING, "sequences", "prefixes")),
+    shown=BenchOutput,
+    files=ReportFiles,
+    instead=BenchProfile,
+)
 @json_option("Print one Measurement a line, and nothing else.")
 def command(
     artifacts: tuple[str, ...],
     choice: BenchOptions,
-    opening: Opening,
+    opening: OpenOptions,
     shown: BenchOutput,
     files: ReportFiles,
     instead: BenchProfile,
@@ -100,7 +108,7 @@ def command(
         others = [word for word in as_typed("choice", "opening", "shown", "files") if word.startswith("--")]
         others = [word for word in others if word != "--workload"]
         return _profiles.run(artifacts, choice.workloads, others, as_json=as_json)
-    from edgekit.apps.bench.artifact_subjects import OpenOptions, readable
+    from edgekit.apps.bench.artifact_subjects import readable
     from edgekit.apps.bench.machine import Machine
     from edgekit.apps.bench.report.headline import context_of
     from edgekit.apps.bench.report.results import Report
@@ -111,21 +119,9 @@ def command(
     for name, value in (("--peer-python", choice.peer_python), ("--weights", choice.weights)):
         if value is not None and not choice.against:
             raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it out")
-    opened = OpenOptions(
-        context=opening.context,
-        window=opening.window,
-        sinks=opening.sinks,
-        keep=opening.keep,
-        exact=opening.exact,
-        draft=None if opening.draft == "off" else opening.draft,
-        memory=opening.memory,
-        kv_bits=opening.kv_bits,
-        gpu_layers=opening.gpu_layers,
-        on_pressure="refuse" if opening.memory is not None else None,
-        sequences=choice.sequences,
-        prefixes=choice.prefixes,
-        adapter=adapter_of(choice.adapter) if choice.adapter is not None else None,
-    )
+    if opening.memory is not None:
+        opening = opening.model_copy(update={"on_pressure": "refuse"})  # what is measured is what was asked for
+    adapter = adapter_of(choice.adapter) if choice.adapter is not None else None
     workloads = [read_workload(name) for name in choice.workloads or ("quick",)]
     if choice.repeats is not None:
         workloads = [each.model_copy(update={"repeats": choice.repeats}) for each in workloads]
@@ -137,7 +133,8 @@ def command(
             measurements += bench(
                 artifacts,
                 workload,
-                opening=opened,
+                opening=opening,
+                adapter=adapter,
                 against=choice.against,
                 peer_python=choice.peer_python,
                 weights=choice.weights,
