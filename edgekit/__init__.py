@@ -11,10 +11,12 @@ from edgekit.common.lazy import lazy
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:
-    from edgekit.api import export, plan, quantize
+    from edgekit.api import QuantizeOptions, export, plan, quantize
     from edgekit.artifact.artifact import Artifact, open_artifact, verify
     from edgekit.artifact.artifact import read_manifest as read_artifact
     from edgekit.artifact.bom import bill_of_materials, model_card
+    from edgekit.artifact.export import ExportOptions
+    from edgekit.common.progress import Reporter
     from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
     from edgekit.contracts.plan import Plan
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from edgekit.model.spec import ModelSpec
     from edgekit.model.tensors import Tensor
     from edgekit.planner.request import find_recipe
+    from edgekit.quant.options import QuantOptions
     from edgekit.runtime.async_runtime import AsyncRuntime, AsyncStream
     from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
     from edgekit.runtime.generation.sampling import Logprob
@@ -55,6 +58,7 @@ __all__ = [
     "Codec",
     "DeviceProfile",
     "EdgekitError",
+    "ExportOptions",
     "Logprob",
     "MemoryClass",
     "Metrics",
@@ -65,8 +69,11 @@ __all__ = [
     "Options",
     "Piece",
     "Plan",
+    "QuantOptions",
+    "QuantizeOptions",
     "ReadingJob",
     "Recipe",
+    "Reporter",
     "Runtime",
     "Score",
     "Scoring",
@@ -98,9 +105,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    ".api": ["export", "plan", "quantize"],
+    ".api": ["QuantizeOptions", "export", "plan", "quantize"],
     ".artifact.artifact": ["Artifact", "open_artifact", "read_artifact", "verify"],
+    ".artifact.export": ["ExportOptions"],
     ".artifact.bom": ["bill_of_materials", "model_card"],
+    ".common.progress": ["Reporter"],
     ".contracts.device": ["DeviceProfile"],
     ".contracts.neutral": ["NeutralWeights"],
     ".contracts.plan": ["Plan"],
@@ -110,6 +119,7 @@ _MODULES = {
     ".model.spec": ["ModelSpec"],
     ".model.tensors": ["Tensor"],
     ".planner.request": ["find_recipe"],
+    ".quant.options": ["QuantOptions"],
     ".runtime.async_runtime": ["AsyncRuntime", "AsyncStream"],
     ".runtime.generation.chat_template": ["ChatTemplate", "read_template"],
     ".runtime.generation.sampling": ["Logprob"],

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeAlias, Unpack, overload
+from typing import Annotated, Any, TypeAlias, Unpack, overload
+
+from pydantic import Field
 
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import export_all
+from edgekit.artifact.export import ExportOptions, check_export, places_for
+from edgekit.artifact.export import export as build_one
 from edgekit.artifact.weights_copy import copy_weights, refuse_existing
-from edgekit.calibrating import CalibrationText, calibration_for
-from edgekit.common.content_store import ContentStore
-from edgekit.common.log import log
-from edgekit.common.options import read_options
-from edgekit.common.progress import Progress
+from edgekit.calibrating import calibration_for
+from edgekit.common.options import one_of, read_options
+from edgekit.common.progress import Progress, Reporter
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.neutral import NeutralWeights, is_neutral, weights_store
-from edgekit.contracts.plan import Method, Plan
+from edgekit.contracts.neutral import NeutralWeights, is_neutral
+from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import RECIPES, Recipe, with_budget
-from edgekit.errors import InvalidInput
+from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
-from edgekit.quant.calibration import LENGTH, SEQUENCES
-from edgekit.quant.compute import Compute
-from edgekit.quant.effort import Effort
+from edgekit.quant.options import QuantKeywords, QuantOptions
 from edgekit.quant.own_integers import recipe_of
-from edgekit.quant.pipeline import need_torch, need_torch_for, neutral_weights, no_progress
+from edgekit.quant.pipeline import need_torch, need_torch_for, neutral_weights
 
 __all__ = ["export", "plan", "quantize"]
 
@@ -98,23 +96,36 @@ def plan(
     return list(plans) if isinstance(device, list | tuple) else plans[0]
 
 
+class QuantizeOptions(QuantOptions):
+    """The options of `quantize`: how integers are chosen, for whom, and with how many threads."""
+
+    bits_per_weight: float | None = Field(
+        default=None, description="Raise the most sensitive linears to 8 bits, up to this average over all weights."
+    )
+    handover: bool = Field(
+        default=False,
+        description="For the loaders of servers: embedding and head stay in float, and matrices that a server stores"
+        " as one tensor (q, k, v; gate, up) get one format.",
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Number of threads, instead of one per core."
+    )
+
+
+class QuantizeKeywords(QuantKeywords, total=False):
+    """The fields of `QuantizeOptions` as keyword arguments."""
+
+    bits_per_weight: float | None
+    handover: bool
+    threads: int | None
+
+
 def quantize(
     model: str | Path,
     recipe: str | Recipe | None,
     output: str | Path,
-    *,
-    calibrate: CalibrationText | None = None,
-    method: Method | None = None,
-    effort: Effort | None = None,
-    compute: Compute | None = None,
-    samples: int = SEQUENCES,
-    sample_length: int = LENGTH,
-    bits_per_weight: float | None = None,
-    handover: bool = False,
-    store: str | Path | None = None,
-    threads: int | None = None,
-    announce: Callable[[str], None] | None = None,
-    progress: Progress = no_progress,
+    options: QuantizeOptions | None = None,
+    **given: Unpack[QuantizeKeywords],
 ) -> NeutralWeights:
     """Quantise `model` once, into a folder of neutral weights that every target packs without rounding again.
 
@@ -123,17 +134,7 @@ def quantize(
         recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` if the source
             is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps its integers; otherwise `balanced`.
         output: the folder to write; it must not exist.
-        calibrate: a file of text, jsonl or tokens, or `"default"` for the text that comes with edgekit.
-        method: `rtn`, `gptq` or `awq`. None: `gptq` with calibration text, otherwise `rtn`.
-        effort: `quick`, `normal` (calibrated) or `high` (scales tuned too). None: `normal` up to 0.6 B, else `quick`.
-        compute: `cpu`, or the GPU of `cuda` or `mps`. None: a GPU that torch finds, else the processor.
-        samples, sample_length: number of calibration sequences, and tokens in each.
-        bits_per_weight: raise the most sensitive linears to 8 bits, up to this average over all weights.
-        handover: keep embedding and head in float, for the loaders of servers.
-        store: the folder that keeps neutral weights, instead of the user's cache.
-        threads: number of torch threads, instead of one per core.
-        announce: called with notes before long work, such as the expected duration of calibration.
-        progress: called with the units done, their total and a description.
+        options, given: `QuantizeOptions`, as one object or by keyword: `calibrate`, `effort`, `report`, …
 
     Results of earlier calls are taken from the store, and an interrupted call continues where it stopped. Raises
     `InvalidInput`, `Unsupported`, `OutOfSpace`, or `TargetMissing` without torch.
@@ -141,59 +142,47 @@ def quantize(
         >>> weights = edgekit.quantize("demo", "s4-g32", "demo-s4", calibrate="default")
         >>> print(weights.recipe.name, weights.sha256)
     """
+    options = one_of(options, QuantizeOptions, given)
     path = Path(output)
     refuse_existing(path)
     source = open_source(model, need_weights=True)
     if is_neutral(source.folder):
         raise InvalidInput(f"{source.given}: holds neutral weights already; export it, or give the float model")
     need_torch_for(source)
-    if threads is not None:
+    if options.threads is not None:
         need_torch()
         import torch
 
-        torch.set_num_threads(threads)
-    chosen = _recipe_for(source, recipe, bits_per_weight, handover)
+        torch.set_num_threads(options.threads)
+    chosen = _recipe_for(source, recipe, options.bits_per_weight, options.handover)
     weights = neutral_weights(
         source,
         chosen,
-        method=method,
-        calibration=calibration_for(
-            source,
-            [chosen],
-            calibrate=calibrate,
-            method=method,
-            effort=effort,
-            compute=compute,
-            samples=samples,
-            sample_length=sample_length,
-            store=_store(store),
-            announce=announce,
-        ),
-        store=_store(store),
-        progress=progress,
-        compute=compute,
+        method=options.method,
+        calibration=calibration_for(source, [chosen], options),
+        store=options.weights,
+        progress=options.report.progress,
+        compute=options.compute,
     )
     copy_weights(weights, path)
     return weights
+
+
+class ExportKeywords(PlanOptions, QuantKeywords, total=False):
+    """The fields of `ExportOptions` and of `PlanRequest` as keyword arguments."""
+
+    adapters: Mapping[str, str | Path]
+    with_bom: bool
+    prepare: bool
 
 
 @overload
 def export(
     model_or_plan: str | Path | Plan,
     output: str | Path,
-    device: Device = ...,
-    *,
-    calibrate: CalibrationText | None = ...,
-    method: Method | None = ...,
-    effort: Effort | None = ...,
-    compute: Compute | None = ...,
-    store: str | Path | None = ...,
-    adapters: Mapping[str, str | Path] = ...,
-    with_bom: bool = ...,
-    prepare: bool = ...,
-    announce: Callable[[str], None] | None = ...,
-    progress: Progress = ...,
-    **options: Unpack[PlanOptions],
+    device: Device | None = ...,
+    options: ExportOptions | None = ...,
+    **given: Unpack[ExportKeywords],
 ) -> Artifact: ...
 
 
@@ -201,14 +190,9 @@ def export(
 def export(
     model_or_plan: Sequence[Plan],
     output: str | Path,
-    *,
-    calibrate: CalibrationText | None = ...,
-    method: Method | None = ...,
-    effort: Effort | None = ...,
-    compute: Compute | None = ...,
-    store: str | Path | None = ...,
-    announce: Callable[[str], None] | None = ...,
-    progress: Progress = ...,
+    device: None = ...,
+    options: ExportOptions | None = ...,
+    **given: Unpack[ExportKeywords],
 ) -> list[Artifact]: ...
 
 
@@ -216,18 +200,8 @@ def export(
     model_or_plan: str | Path | Plan | Sequence[Plan],
     output: str | Path,
     device: Device | None = None,
-    *,
-    calibrate: CalibrationText | None = None,
-    method: Method | None = None,
-    effort: Effort | None = None,
-    compute: Compute | None = None,
-    store: str | Path | None = None,
-    adapters: Mapping[str, str | Path] = MappingProxyType({}),
-    with_bom: bool = False,
-    prepare: bool = False,
-    announce: Callable[[str], None] | None = None,
-    progress: Progress = no_progress,
-    **options: Unpack[PlanOptions],
+    options: ExportOptions | None = None,
+    **given: Unpack[ExportKeywords],
 ) -> Artifact | list[Artifact]:
     """Build the artifact of a model or of a plan, check it against the float model, and seal it.
 
@@ -235,11 +209,9 @@ def export(
         model_or_plan: a model as `plan` takes it, which is planned first; a `Plan`; the path of a file that
             `edgekit plan -o` wrote; or several plans, which share one quantisation.
         output: the artifact folder to write; it must not exist. With several plans, the parent of one per device.
-        device, options: as in `plan`; only with a model, because a plan fixes them.
-        calibrate, method, effort, compute, store, announce, progress: as in `quantize`.
-        adapters: LoRA adapters (PEFT folders) to seal with the model, by name; needs the option `adapter_rank`.
-        with_bom: add a bill of materials and a model card.
-        prepare: open the artifact once, so that no later opening on this machine has to pack weights.
+        device: as in `plan`; only with a model, because a plan fixes it.
+        options, given: `ExportOptions`, as one object or by keyword: `calibrate`, `effort`, `adapters`, `report`, …;
+            with a model, also what `plan` takes: `context`, `recipe`, …
 
     Packages, disk space and the output path are checked before any work. An interrupted export leaves no artifact,
     and the next one continues at the layer where it stopped. Raises as `plan` and `quantize` do, and `TargetFailed` if
@@ -249,34 +221,46 @@ def export(
         >>> with edgekit.open(artifact.folder) as runtime:
         ...     print(runtime.generate("def fibonacci(n):", max_tokens=32).text)
     """
-    source, plans = _planned(model_or_plan, device, options)
-    if prepare:
-        refuse_other_devices(plans)
-    made = export_all(
-        plans,
-        output,
-        source=source,
-        calibration=calibration_for(
-            source,
-            [each.recipe for each in plans],
-            calibrate=calibrate,
-            method=method,
-            effort=effort,
-            compute=compute,
-            store=_store(store),
-            announce=announce,
-        ),
-        method=method,
-        compute=compute,
-        store=_store(store),
-        adapters={name: Path(folder) for name, folder in adapters.items()},
-        with_bom=with_bom,
-        announce=announce or log.warning,
-        progress=progress,
-    )
-    if prepare:
-        prepare_openings(made, progress)
-    return made if _is_many(model_or_plan) else made[0]
+    asked = {name: value for name, value in given.items() if name not in ExportOptions.model_fields}
+    built = {name: value for name, value in given.items() if name not in asked}
+    options = one_of(options, ExportOptions, built)
+    source, plans = _planned(model_or_plan, device, asked, options.report)
+    made, refused = build(source, list(zip(plans, places_for(plans, output), strict=True)), options)
+    if refused:
+        raise next(iter(refused.values()))
+    return made if isinstance(model_or_plan, Sequence) and not isinstance(model_or_plan, str) else made[0]
+
+
+def build(
+    source: ModelSource, jobs: Sequence[tuple[Plan, Path]], options: ExportOptions, *, partly: bool = False
+) -> tuple[list[Artifact], dict[str, EdgekitError]]:
+    """Build an artifact for each plan at its path, with one calibration; every plan is checked before the first.
+
+    If `partly`, plans that cannot be built are left out while another one can, and their errors returned by device.
+    """
+    if options.prepare:
+        refuse_other_devices([plan for plan, _ in jobs])
+    ready, refused = [], dict[str, EdgekitError]()
+    for plan, place in jobs:
+        try:
+            check_export(plan, place, source)
+            ready.append((plan, place))
+        except EdgekitError as error:
+            if not partly or len(jobs) == 1:
+                raise
+            refused[plan.device] = error
+            options.report.warn(f"{plan.device} cannot be built: {error}")
+    if not ready:
+        raise next(iter(refused.values()))
+    progress = options.report.progress
+    progress(0, 1, "reading the model")
+    calibration = calibration_for(source, [plan.recipe for plan, _ in ready], options)
+    progress(1, 1, "reading the model")
+    progress(0, 1, "neutral weights: loading")
+    made = [build_one(plan, place, options, source=source, calibration=calibration) for plan, place in ready]
+    if options.prepare:
+        _prepare_openings(made, progress)
+    return made, refused
 
 
 def refuse_other_devices(plans: Sequence[Plan]) -> None:
@@ -285,7 +269,7 @@ def refuse_other_devices(plans: Sequence[Plan]) -> None:
         raise InvalidInput(f"prepare: works for device this, not for {others[0]}; open the artifact there once")
 
 
-def prepare_openings(artifacts: Sequence[Artifact], progress: Progress = no_progress) -> None:
+def _prepare_openings(artifacts: Sequence[Artifact], progress: Progress) -> None:
     """Open each artifact once, so that its weights are packed for this machine."""
     from edgekit.runtime.open import open_runtime
 
@@ -295,18 +279,14 @@ def prepare_openings(artifacts: Sequence[Artifact], progress: Progress = no_prog
         progress(number + 1, len(artifacts), "preparing for this machine")
 
 
-def _is_many(given: str | Path | Plan | Sequence[Plan]) -> bool:
-    return not isinstance(given, str | Path | Plan)
-
-
 def _planned(
-    given: str | Path | Plan | Sequence[Plan], device: Device | None, options: PlanOptions
+    given: str | Path | Plan | Sequence[Plan], device: Device | None, options: Mapping[str, Any], report: Reporter
 ) -> tuple[ModelSource, list[Plan]]:
     """Open the model and return it with its plans: the given ones, or new ones for `device`."""
     if isinstance(given, str | Path) and not str(given).endswith(".json"):
         source = open_source(given).with_own_integers()  # downloads them before they are planned
         request = read_options(PlanRequest, options)
-        return source, list(make_plans(source, ["this" if device is None else device], request))
+        return source, list(make_plans(source, ["this" if device is None else device], request, announce=report.note))
     named = [name for name, value in (("device", device), *options.items()) if value is not None]
     if named:
         raise InvalidInput(f"{', '.join(named)}: the plan has decided this; leave it out, or give a model")
@@ -315,10 +295,6 @@ def _planned(
     else:
         plans = [given] if isinstance(given, Plan) else list(given)
     return open_source(plans[0].model_source).with_own_integers(), plans
-
-
-def _store(path: str | Path | None) -> ContentStore | None:
-    return None if path is None else weights_store(Path(path))
 
 
 def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None, is_handover: bool) -> Recipe:

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import is_neutral
-from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Recipe
 from edgekit.errors import InvalidInput
 from edgekit.model.source import ModelSource
-from edgekit.quant.calibration import LENGTH, SEQUENCES, Calibration, plain_chat, read_calibration
-from edgekit.quant.compute import Compute, device_for
-from edgekit.quant.effort import DEFAULT_TEXT, Effort, calibration_text, estimated_seconds, in_words
+from edgekit.quant.calibration import Calibration, plain_chat, read_calibration
+from edgekit.quant.compute import device_for
+from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words
+from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import are_kept, need_torch
-
-CalibrationText: TypeAlias = str | Path | Calibration
 
 
 def calibration_for(
-    source: ModelSource,
-    recipes: Iterable[Recipe],
-    *,
-    calibrate: CalibrationText | None = None,
-    method: Method | None = None,
-    effort: Effort | None = None,
-    compute: Compute | None = None,
-    samples: int = SEQUENCES,
-    sample_length: int = LENGTH,
-    store: ContentStore | None = None,
-    announce: Callable[[str], None] | None = None,
+    source: ModelSource, recipes: Iterable[Recipe], options: QuantOptions | None = None
 ) -> Calibration | None:
     """Read the calibration text that the options select; None if the integers are rounded to nearest.
 
-    Chats are rendered by the model's own template. `announce` gets warnings about an unsuitable text, and the expected
-    duration unless the weights are in the store already; without it, warnings are Python's.
+    Chats are rendered by the model's own template. The reporter gets warnings about an unsuitable text, and the
+    expected duration unless the weights are in the store already.
     """
+    options = options or QuantOptions()
+    calibrate, method, effort, compute = options.calibrate, options.method, options.effort, options.compute
     if compute is not None:
         need_torch()
         device_for(compute)  # refuses it before any work
@@ -55,24 +42,26 @@ def calibration_for(
         return None
     text = calibration_text(calibrate, method, effort, source, recipes)
     if text is None:
-        if method is None and effort is None and announce is not None and not source.spec.encoder:
-            announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
+        if method is None and effort is None and not source.spec.encoder:
+            options.report.note(
+                "weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal"
+            )
         return None
-    calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)
+    calibration = read_text(
+        source, None if str(text) == DEFAULT_TEXT else Path(text), options.samples, options.sample_length
+    )
     calibration = calibration.with_tuning() if effort == "high" else calibration
     for warning in calibration.warnings:
-        if announce is None:
-            warnings.warn(warning, stacklevel=3)
-        else:
-            announce(warning)
+        options.report.warn(warning)
+    store = options.weights
     kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
-    if announce is not None and not all(kept):
+    if not all(kept):
         need_torch()
         device = device_for(compute)
         took = f"about {in_words(estimated_seconds(source.spec, calibration))} (effort quick takes seconds)"
         if device.type != "cpu":
             took = f"computed on {device.type}, where edgekit was never timed"
-        announce(f"choosing integers on {calibration.fact.description}: {took}")
+        options.report.note(f"choosing integers on {calibration.fact.description}: {took}")
     return calibration
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
+    from edgekit.calibrating import calibration_for
     from edgekit.cli._artifact_for import artifact_for
-    from edgekit.cli._calibration import Calibrating, announce, calibration_of
     from edgekit.cli._console import console, draw
     from edgekit.cli._options import (
+        CALIBRATION,
         OPENING,
         OutputFile,
         SectionedCommand,
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
         json_option,
         options,
     )
-    from edgekit.cli._progress import progress_display
+    from edgekit.cli._progress import announce, progress_display, reporter
 
 
 __all__ = [
+    "CALIBRATION",
     "OPENING",
-    "Calibrating",
     "OutputFile",
     "SectionedCommand",
     "SomeFields",
@@ -37,21 +38,23 @@ __all__ = [
     "announce",
     "artifact_for",
     "as_typed",
-    "calibration_of",
+    "calibration_for",
     "console",
     "draw",
     "json_option",
     "options",
     "progress_display",
+    "reporter",
 ]
 
 __getattr__ = lazy(
     __name__,
     {
+        "edgekit.calibrating": ["calibration_for"],
         "edgekit.cli._artifact_for": ["artifact_for"],
-        "edgekit.cli._calibration": ["Calibrating", "announce", "calibration_of"],
         "edgekit.cli._console": ["console", "draw"],
         "edgekit.cli._options": [
+            "CALIBRATION",
             "OPENING",
             "OutputFile",
             "SectionedCommand",
@@ -61,6 +64,6 @@ __getattr__ = lazy(
             "json_option",
             "options",
         ],
-        "edgekit.cli._progress": ["progress_display"],
+        "edgekit.cli._progress": ["announce", "progress_display", "reporter"],
     },
 )

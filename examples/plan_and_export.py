@@ -40,7 +40,9 @@ def export_here(model: str, output: Path) -> Path:
     def show(done: float, total: float, what: str) -> None:
         print(f"\r{done / total if total else 1.0:4.0%}  {what:<60.60}", end="", file=sys.stderr)
 
-    artifact = edgekit.export(model, output, "this", recipe="s4-g64", context=1024, effort="quick", progress=show)
+    artifact = edgekit.export(
+        model, output, "this", recipe="s4-g64", context=1024, effort="quick", report=edgekit.Reporter(show)
+    )
     print(file=sys.stderr)
     print(f"{artifact.folder}: {artifact.manifest.self_check}")
     return artifact.folder

@@ -6,11 +6,12 @@ An interrupted export leaves no artifact; its neutral weights resume at the part
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BeforeValidator, Field
 
 from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, seal, staging_for
@@ -20,27 +21,55 @@ from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
-from edgekit.common.content_store import ContentStore
 from edgekit.common.files import check_output, free_bytes
-from edgekit.common.log import log
+from edgekit.common.options import Option
 from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
 from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
-from edgekit.contracts.plan import MAX_KV_KL, Method, Plan, Quantisation
+from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.device.catalogue import UnknownDevice
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.planner.changed_plan import SHARES, with_facts
-from edgekit.quant.compute import Compute
-from edgekit.quant.pipeline import need_torch_for, neutral_weights, no_progress
+from edgekit.quant.options import QuantOptions
+from edgekit.quant.pipeline import need_torch_for, neutral_weights
 from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
     from edgekit.contracts.target import Target
     from edgekit.quant.calibration import Calibration
+
+
+def _folders(value: object) -> object:
+    """Turn the texts NAME=PATH of the command line, or folders by name, into paths by name."""
+    if isinstance(value, tuple):
+        named = {name: path for name, _, path in (each.partition("=") for each in value)}
+        if len(named) < len(value) or not all(name and path for name, path in named.items()):
+            raise ValueError("give each as NAME=PATH, with different NAMEs")
+        value = named
+    return {name: Path(folder) for name, folder in value.items()} if isinstance(value, Mapping) else value
+
+
+class ExportOptions(QuantOptions):
+    """How an artifact is built: how its integers are chosen, and what is added to it."""
+
+    adapters: Annotated[Mapping[str, Path], BeforeValidator(_folders), Option(name="adapter", metavar="NAME=PATH")] = (
+        Field(
+            default_factory=dict,
+            description="A LoRA adapter (a PEFT folder) to seal with the model (run --adapter NAME); needs"
+            " --adapter-rank.",
+        )
+    )
+    with_bom: bool = Field(
+        default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
+    )
+    prepare: bool = Field(
+        default=False,
+        description="Open the artifact once, so that no later opening on this machine has to pack weights.",
+    )
 
 
 def check_place(out: str | Path) -> None:
@@ -83,37 +112,28 @@ def places_for(plans: Sequence[Plan], out: str | Path) -> list[Path]:
 def export(
     plan: Plan,
     out: str | Path,
+    options: ExportOptions | None = None,
     *,
     source: ModelSource | None = None,
     calibration: Calibration | None = None,
-    method: Method | None = None,
-    compute: Compute | None = None,
-    store: ContentStore | None = None,
-    adapters: Mapping[str, Path] = MappingProxyType({}),
-    with_bom: bool = False,
-    announce: Callable[[str], None] = log.warning,
-    progress: Progress = no_progress,
 ) -> Artifact:
     """Build the artifact of `plan` and seal it at `out`, which must not exist.
 
     Args:
         source: the planned model, if it is open already; None opens `plan.model_source`.
-        calibration: text for the calibrated methods; None rounds to nearest.
-        method: None: gptq with `calibration`, otherwise rtn.
-        compute: where torch computes; None: on a GPU that it finds, else on the processor.
-        adapters: LoRA adapters (PEFT folders) by name, sealed with the model.
-        with_bom: add a bill of materials and a model card.
-        announce: called with a note if the planned KV cache costs this model much.
+        calibration: the text of `options`, read; None rounds to nearest.
     """
+    options = options or ExportOptions()
+    method, progress = options.method, options.report.progress
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
-    check_adapters(plan, adapters)
+    check_adapters(plan, options.adapters)
     check_inputs(plan.model_copy(update={"quantisation": Quantisation(method=method)}) if method else plan)
     final = Path(out)
     target = plugins.load_target(plan.target)
     staging = staging_for(final, _artifact_bytes(plan))
     try:
-        weights = _weights(plan, source, calibration, method, compute, store, progress)
+        weights = _weights(plan, source, calibration, options)
         if not plan.recipe.is_native():
             # Where modules were promoted, the weights' recipe has one rule for each.
             plan = _with_recipe(plan, target, weights.recipe)
@@ -124,13 +144,13 @@ def export(
         for path in companions(weights.folder):
             if not (staging / path.name).exists():
                 shutil.copyfile(path, staging / path.name)
-        seal_adapters(adapters, staging)
+        seal_adapters(options.adapters, staging)
         plan = with_tokenizer(plan, staging)
         checked = self_check(target, plan, weights, staging, progress)
         costly = tuple((bits, round(kl, 4)) for bits, kl in checked.kv_costs.items() if kl > MAX_KV_KL)
         plan = plan.model_copy(update={"costly_kv": costly})
         if plan.storage.kv_bits in dict(costly):
-            announce(plan.kv_note(plan.storage.kv_bits))
+            options.report.warn(plan.kv_note(plan.storage.kv_bits))
         return seal(
             staging,
             final,
@@ -139,51 +159,11 @@ def export(
             tools=versions_of(RUNTIMES),
             self_check=checked.summary,
             origin=origin_of(source, weights),
-            describe=_described if with_bom else lambda manifest: {},
+            describe=_described if options.with_bom else lambda manifest: {},
         )
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-
-
-def export_all(
-    plans: Sequence[Plan],
-    out: str | Path,
-    *,
-    source: ModelSource | None = None,
-    calibration: Calibration | None = None,
-    method: Method | None = None,
-    compute: Compute | None = None,
-    store: ContentStore | None = None,
-    adapters: Mapping[str, Path] = MappingProxyType({}),
-    with_bom: bool = False,
-    announce: Callable[[str], None] = log.warning,
-    progress: Progress = no_progress,
-) -> list[Artifact]:
-    """Export plans of one model: one plan to `out`, several to subfolders named after their devices.
-
-    Plans of one recipe share one quantisation. Every plan is checked before the first is built.
-    """
-    source = source or open_source(plans[0].model_source)
-    places = places_for(plans, out)
-    for plan, place in zip(plans, places, strict=True):
-        check_export(plan, place, source)
-    return [
-        export(
-            plan,
-            place,
-            source=source,
-            calibration=calibration,
-            method=method,
-            compute=compute,
-            store=store,
-            adapters=adapters,
-            with_bom=with_bom,
-            announce=announce,
-            progress=progress,
-        )
-        for plan, place in zip(plans, places, strict=True)
-    ]
 
 
 def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
@@ -207,10 +187,7 @@ def _weights(
     plan: Plan,
     source: ModelSource,
     calibration: Calibration | None,
-    method: Method | None,
-    compute: Compute | None,
-    store: ContentStore | None,
-    progress: Progress,
+    options: ExportOptions,
 ) -> NeutralWeights:
     if is_neutral(source.folder):
         weights = NeutralWeights.open(source.folder)
@@ -219,14 +196,14 @@ def _weights(
                 f"{source.given}: holds neutral weights of recipe {weights.recipe.name}, and the plan asks for"
                 f" {plan.recipe.name}; leave out --recipe, or give the float model"
             )
-        if calibration is not None or method is not None:
+        if calibration is not None or options.method is not None:
             raise InvalidInput(f"{source.given}: holds integers already; --calibrate and --method need the float model")
         return weights
     if source.config_sha256 != plan.model_sha256:
         raise InvalidInput(f"{source.given}: its config.json is not the one that was planned; plan again")
     source = source.with_weights()
     if plan.recipe.is_native():
-        if calibration is not None or method is not None:
+        if calibration is not None or options.method is not None:
             raise InvalidInput(
                 f"recipe {plan.recipe.name} is a vendor's own format; it takes no --calibrate or --method"
             )
@@ -236,11 +213,11 @@ def _weights(
     return neutral_weights(
         source,
         recipe,
-        method=method,
+        method=options.method,
         calibration=calibration,
-        store=store,
-        progress=progress,
-        compute=compute,
+        store=options.weights,
+        progress=options.report.progress,
+        compute=options.compute,
     )
 
 

@@ -7,12 +7,11 @@ from time import perf_counter
 
 import click
 
-from edgekit.artifact.export import check_export, export
-from edgekit.calibrating import calibration_for
-from edgekit.cli._calibration import announce
-from edgekit.cli._progress import progress_display
+from edgekit.api import build
+from edgekit.artifact.export import ExportOptions, check_export
+from edgekit.cli._progress import announce, progress_display, reporter
 from edgekit.common.units import show_bytes
-from edgekit.contracts.neutral import is_neutral, weights_store
+from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, TargetMissing
@@ -35,14 +34,8 @@ def export_here(source: ModelSource, context: int | None, out: Path, store: Path
     )
     effort: Effort | None = None if _has_integers(source, plan) else "quick"
     with progress_display() as progress:
-        export(
-            plan,
-            out,
-            source=source,
-            calibration=calibration_for(source, [plan.recipe], effort=effort),
-            store=weights_store(store),
-            progress=progress,
-        )
+        options = ExportOptions(effort=effort, store=store, report=reporter(progress))
+        build(source, [(plan, out)], options)
     click.echo(f"edgekit: made in {perf_counter() - began:.0f} s and kept (edgekit store ls)", err=True)
 
 

@@ -14,7 +14,7 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from shlex import quote
@@ -33,7 +33,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 OutputFile = Annotated[Path | None, Option(short="o")]
 # The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
 _SECTIONS = {
-    "devices": "Devices", "files": "Files", "calibrating": "Calibration", "request": "Requirements and preferences",
+    "devices": "Devices", "files": "Files", "added": "Files", "calibrating": "Calibration",
+    "request": "Requirements and preferences",
     "opening": "Memory, windows and drafts", "answering": "The answer's form",
     "sampling": "Sampling", "stopping": "When an answer ends", "shown": "Output", "served": "Models",
     "settings": "Access and limits", "read": "Text", "public": "Public tasks",
@@ -42,6 +43,8 @@ _SECTIONS = {
 
 # The options of opening an artifact for one answer at a time.
 OPENING = ("context", "window", "sinks", "keep", "memory", "kv_bits", "gpu_layers", "exact", "draft")
+# The options of choosing integers, of every command that quantises.
+CALIBRATION = ("calibrate", "method", "effort", "compute", "store")
 
 
 class SectionedCommand(click.Command):
@@ -138,6 +141,8 @@ def _kind(annotation: Any) -> _Kind:
     if origin in (Union, UnionType):
         kinds = [_kind(each) for each in get_args(annotation) if each is not NoneType]
         return kinds[0] if len(kinds) == 1 else _Kind(str, False, ())
+    if origin is Mapping:
+        return _Kind(str, True, ())
     if origin is tuple:
         return _kind(get_args(annotation)[0])._replace(is_multiple=True)
     if origin is Literal:
@@ -177,7 +182,7 @@ def _option(keyword: str, model: type[BaseModel], field: str) -> Callable[[Any],
     if kind.is_multiple:
         text += " May be repeated."
     default = option.default or ("" if info.is_required() or is_flag else info.get_default(call_default_factory=True))
-    if default not in (None, "", ()):
+    if default not in (None, "", (), {}):
         text += f"  [default: {default}]"
     switches: dict[str, Any] = {"type": kind.type, "multiple": kind.is_multiple}
     if is_flag:
@@ -219,12 +224,3 @@ def adapter_of(given: str) -> tuple[str, Path | None]:
             f"--adapter {given!r}: give NAME=PATH with a PEFT folder, or the NAME of an adapter in the artifact"
         )
     return name, Path(path) if path else None
-
-
-def adapters_of(given: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of every NAME. Raises `InvalidInput` for a repeated NAME or one without PATH."""
-    named = dict(adapter_of(each) for each in given)
-    folders = {name: path for name, path in named.items() if path is not None}
-    if len(folders) < len(given):
-        raise InvalidInput("--adapter: give each as NAME=PATH, with different NAMEs")
-    return folders

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import click
 
-from edgekit.common.progress import Progress
+from edgekit.cli._console import wrapped
+from edgekit.common.progress import Progress, Reporter
 from edgekit.errors import printable
 
 _LINE_EVERY_S = 2.0
@@ -90,3 +91,13 @@ def _bar() -> Iterator[Progress]:
 
 def _percent(done: float, total: float) -> float:
     return 100 * min(1.0, done / total) if total > 0 else 100.0
+
+
+def announce(text: str) -> None:
+    """Print a note to stderr, wrapped on a terminal; stdout stays clean for scripts."""
+    click.echo(wrapped(f"edgekit: {text}"), err=True)
+
+
+def reporter(progress: Progress) -> Reporter:
+    """Return the reporter of a command: notes and warnings go to stderr."""
+    return Reporter(progress, announce, announce)

@@ -11,17 +11,15 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from edgekit.api import prepare_openings, refuse_other_devices
+from edgekit.api import build
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import check_export, check_place, export_all, places_for
-from edgekit.cli._calibration import Calibrating, announce, calibration_of
+from edgekit.artifact.export import ExportOptions, check_place, places_for
 from edgekit.cli._console import wrapped
-from edgekit.cli._options import PlanDevices, SectionedCommand, adapters_of, as_typed, json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.cli._options import CALIBRATION, PlanDevices, SectionedCommand, SomeFields, as_typed, json_option, options
+from edgekit.cli._progress import announce, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
-from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import BUNDLED, ModelSource, open_source
@@ -36,17 +34,6 @@ class ExportFiles(Frozen):
         description="The artifact to write; with several devices, the folder that holds one for each."
     )
     plan: Path | None = Field(default=None, description="Build this plan, as `edgekit plan -o` wrote it.")
-    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME=PATH")] = Field(
-        default=(),
-        description="A LoRA adapter (a PEFT folder) to seal with the model (run --adapter NAME); needs --adapter-rank.",
-    )
-    with_bom: bool = Field(
-        default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
-    )
-    prepare: bool = Field(
-        default=False,
-        description="Open the artifact once, so that no later opening on this machine has to pack weights.",
-    )
 
 
 _EXAMPLES = """\b
@@ -58,13 +45,20 @@ Examples:
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
-@options(devices=PlanDevices, files=ExportFiles, calibrating=Calibrating, request=PlanRequest)
+@options(
+    devices=PlanDevices,
+    files=ExportFiles,
+    added=SomeFields(ExportOptions, ("adapters", "with_bom", "prepare")),
+    calibrating=SomeFields(ExportOptions, CALIBRATION),
+    request=PlanRequest,
+)
 @json_option("Print progress and results as JSON lines.")
 def command(
     model: str,
     devices: PlanDevices,
     files: ExportFiles,
-    calibrating: Calibrating,
+    added: ExportOptions,
+    calibrating: ExportOptions,
     request: PlanRequest,
     as_json: bool,
 ) -> int:
@@ -73,36 +67,14 @@ def command(
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Several devices share one quantisation. An
     interrupted export continues where it stopped; an artifact that exists is never overwritten.
     """
-    adapters = adapters_of(files.adapters)
     if len(devices.names()) == 1:
         check_place(files.output)  # with several devices, every plan names its own path
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
-    if files.prepare:
-        refuse_other_devices(plans)
-    ready, refused = _checked(plans, files.output, source)
-    made: list[Artifact] = []
     with progress_display(as_json) as progress:
-        progress(0, 1, "reading the model")
-        calibration = calibration_of(calibrating, source, [plan.recipe for plan, _ in ready])
-        progress(1, 1, "reading the model")
-        progress(0, 1, "neutral weights: loading")
-        for plan, place in ready:
-            made += export_all(
-                [plan],
-                place,
-                source=source,
-                calibration=calibration,
-                method=calibrating.method,
-                compute=calibrating.compute,
-                store=weights_store(calibrating.store),
-                adapters=adapters,
-                with_bom=files.with_bom,
-                announce=announce,
-                progress=progress,
-            )
-        if files.prepare:
-            prepare_openings(made, progress)
+        chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
+        jobs = list(zip(plans, places_for(plans, files.output), strict=True))
+        made, refused = build(source, jobs, added.model_copy(update=chosen), partly=True)
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))
@@ -140,28 +112,6 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
             f"--plan {file} was made for {plan.model_source}, and {source.given} is another model; plan again"
         )
     return [plan.model_copy(update={"model_source": source.given})]
-
-
-def _checked(
-    plans: list[Plan], output: Path, source: ModelSource
-) -> tuple[list[tuple[Plan, Path]], dict[str, EdgekitError]]:
-    """Return every plan that can be built with the path of its artifact, and by device the errors of other plans.
-
-    Raises the error where there is nothing to build.
-    """
-    ready, refused = [], {}
-    for plan, place in zip(plans, places_for(plans, output), strict=True):
-        try:
-            check_export(plan, place, source)
-            ready.append((plan, place))
-        except EdgekitError as error:
-            if len(plans) == 1:
-                raise
-            refused[plan.device] = error
-            click.echo(f"edgekit: {plan.device} cannot be built: {error}", err=True)
-    if not ready:
-        raise next(iter(refused.values()))
-    return ready, refused
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:

@@ -11,19 +11,18 @@ import click
 from pydantic import Field
 
 import edgekit
-from edgekit.cli._calibration import Calibrating, announce
-from edgekit.cli._options import SectionedCommand, json_option, options
-from edgekit.cli._progress import progress_display
+from edgekit.api import QuantizeOptions
+from edgekit.cli._options import CALIBRATION, SectionedCommand, SomeFields, json_option, options
+from edgekit.cli._progress import progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import bits_per_weight, weight_bytes
-from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES
 
 
-class QuantizeOptions(Frozen):
-    """The options of `quantize` other than calibration."""
+class QuantizeFiles(Frozen):
+    """The recipe and the folder to write."""
 
     recipe: Annotated[str | None, Option(short="r")] = Field(
         default=None,
@@ -31,21 +30,6 @@ class QuantizeOptions(Frozen):
         " keeps its integers, else balanced.",
     )
     output: Annotated[Path, Option(short="o")] = Field(description="The folder to write; it must not exist.")
-    samples: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = Field(
-        default=SEQUENCES, description="Number of calibration sequences."
-    )
-    sample_length: Annotated[int, Field(ge=2)] = Field(default=LENGTH, description="Tokens per calibration sequence.")
-    bits_per_weight: float | None = Field(
-        default=None, description="Raise the most sensitive linears to 8 bits, up to this average over all weights."
-    )
-    handover: bool = Field(
-        default=False,
-        description="For the loaders of servers: embedding and head stay in float, and matrices that a server stores"
-        " as one tensor (q, k, v; gate, up) get one format.",
-    )
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Number of threads, instead of one per core."
-    )
 
 
 _EXAMPLES = """\b
@@ -56,9 +40,15 @@ Examples:
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
-@options(choice=QuantizeOptions, calibrating=Calibrating)
+@options(
+    choice=QuantizeFiles,
+    quantizing=SomeFields(QuantizeOptions, ("samples", "sample_length", "bits_per_weight", "handover", "threads")),
+    calibrating=SomeFields(QuantizeOptions, CALIBRATION),
+)
 @json_option("Print progress and the result as JSON lines.")
-def command(model: str, choice: QuantizeOptions, calibrating: Calibrating, as_json: bool) -> None:
+def command(
+    model: str, choice: QuantizeFiles, quantizing: QuantizeOptions, calibrating: QuantizeOptions, as_json: bool
+) -> None:
     """Quantise MODEL once, into integers and scales that every target packs without rounding again.
 
     If MODEL is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), its integers are kept, unless --recipe says otherwise.
@@ -69,23 +59,8 @@ def command(model: str, choice: QuantizeOptions, calibrating: Calibrating, as_js
     """
     try:
         with progress_display(as_json) as progress:
-            weights = edgekit.quantize(
-                model,
-                choice.recipe,
-                choice.output,
-                calibrate=calibrating.calibrate,
-                method=calibrating.method,
-                effort=calibrating.effort,
-                compute=calibrating.compute,
-                samples=choice.samples,
-                sample_length=choice.sample_length,
-                bits_per_weight=choice.bits_per_weight,
-                handover=choice.handover,
-                store=calibrating.store,
-                threads=choice.threads,
-                announce=announce,
-                progress=progress,
-            )
+            chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
+            weights = edgekit.quantize(model, choice.recipe, choice.output, quantizing.model_copy(update=chosen))
     except KeyboardInterrupt:
         click.echo("edgekit: finished layers are kept; the same command continues from there", err=True)
         raise

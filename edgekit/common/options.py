@@ -63,6 +63,15 @@ def read_options(
         raise InvalidInput(_sentence(error, spelled)) from error
 
 
+def one_of(options: Model | None, model: type[Model], given: Mapping[str, Any]) -> Model:
+    """Return `options`, or those given by keyword; both together are refused."""
+    if options is None:
+        return read_options(model, given)
+    if given:
+        raise InvalidInput(f"{', '.join(given)}: give {model.__name__} or keywords, not both")
+    return options
+
+
 def unknown_option(name: str, known: Iterable[str]) -> InvalidInput:
     """Return the error for an unknown option, with the most similar known one."""
     names = sorted(known)

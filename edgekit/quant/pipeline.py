@@ -17,7 +17,7 @@ from edgekit.common.content_store import ContentStore
 from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_json
-from edgekit.common.progress import Progress
+from edgekit.common.progress import Progress, no_progress
 from edgekit.common.sealed_json import to_sealed_json
 from edgekit.contracts.neutral import (
     MANIFEST,
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
 QUANTISER = 4  # raised when integers get better or worse, not for processors that round otherwise: these are as good
-
-
-def no_progress(done: float, total: float, what: str) -> None:
-    """Ignore progress."""
 
 
 def neutral_weights(

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, overload
 from pydantic import ConfigDict, Field, SkipValidation
 
 from edgekit.common.base import Frozen
-from edgekit.common.options import ByteText, Option, read_options
-from edgekit.errors import InvalidInput
+from edgekit.common.options import ByteText, Option, one_of
 from edgekit.runtime.memory.admission import OnPressure
 from edgekit.runtime.speculation.drafters import DrafterFactory
 
@@ -103,9 +102,7 @@ def by_keyword(
     def decorate(function: Callable[[str | Path, OpenOptions], Result]) -> Any:
         @wraps(function)
         def call(path: str | Path, options: OpenOptions | None = None, **given: Any) -> Result:
-            if options is not None and given:
-                raise InvalidInput(f"{', '.join(given)}: give OpenOptions or keywords, not both")
-            return function(path, options or read_options(OpenOptions, given))
+            return function(path, one_of(options, OpenOptions, given))
 
         fields = signature(OpenOptions).parameters.values()
         place = Parameter("path", Parameter.POSITIONAL_OR_KEYWORD)

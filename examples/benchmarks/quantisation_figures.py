@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edgekit import QuantOptions
 from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import write_file
@@ -232,7 +233,11 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         return Subject(floats.__getitem__, size, file.stat().st_size)
     recipe = recipe_of(source, case.recipe, options)
     calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
-    text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=options.samples) if calibrated else None
+    text = (
+        calibration_for(source, [recipe], QuantOptions(calibrate=DEFAULT_TEXT, samples=options.samples))
+        if calibrated
+        else None
+    )
     if text and case.method == TUNED_GPTQ:
         text = text.with_tuning()
     weights = neutral_weights(

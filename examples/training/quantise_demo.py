@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import export
+from edgekit.artifact.export import ExportOptions, export
 from edgekit.calibrating import calibration_for
-from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import Reporter
 from edgekit.model.source import DEMO_ARTIFACT, open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest, find_recipe
@@ -40,8 +40,8 @@ def make(folder: Path) -> Artifact:
     source, recipe = open_source("demo", need_weights=True), find_recipe(RECIPE)
     calibration = calibration_for(source, [recipe])
     (plan,) = make_plans(source, [DEVICE], PlanRequest(target="onnx", recipe=recipe))
-    store = ContentStore(folder / "store")
-    return export(plan, folder / "demo", source=source, calibration=calibration, store=store, announce=print)
+    options = ExportOptions(store=folder / "store", report=Reporter(note=print, warn=print))
+    return export(plan, folder / "demo", options, source=source, calibration=calibration)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 from edgekit import plugins
 from edgekit.artifact.self_check import CHECKED_TOKENS, checked_tokens, compare, self_check
+from edgekit.common.progress import no_progress
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
@@ -28,7 +29,7 @@ from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.quant.pipeline import neutral_weights
 from edgekit.testing.real_models import gemma3, smollm2
 
 pytestmark = pytest.mark.quantize

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
-from edgekit.artifact.export import export
+from edgekit.artifact.export import ExportOptions, export
+from edgekit.common.progress import Reporter
 from edgekit.contracts.plan import MAX_KV_KL
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.make import make_plans
@@ -38,7 +39,7 @@ def exported(folder: Path, model: Path, target: str, kv_bits: int | None = None)
     said: list[str] = []
     wish = PlanRequest(target=target, context=128, kv_bits=kv_bits)
     plan = make_plans(str(model), [DEVICES[target]], wish)[0]
-    return export(plan, folder, announce=said.append), said
+    return export(plan, folder, ExportOptions(report=Reporter(warn=said.append))), said
 
 
 @pytest.mark.parametrize("target", targets(pytest.mark.slow))

@@ -266,7 +266,7 @@ def test_an_evaluation_names_the_quantised_reference(tmp_path: Path) -> None:
         pytest.importorskip(name)
     from edgekit.apps.bench.eval.evaluate import evaluate
     from edgekit.artifact.export import export
-    from edgekit.quant.pipeline import no_progress
+    from edgekit.common.progress import no_progress
 
     path = tmp_path / "tiny.gguf"
     write_quantised(path)

@@ -11,11 +11,10 @@ from click.testing import CliRunner
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, verify
-from edgekit.artifact.export import export
+from edgekit.artifact.export import ExportOptions, export
 from edgekit.calibrating import calibration_for
 from edgekit.cli import command
 from edgekit.common import files
-from edgekit.common.content_store import ContentStore
 from edgekit.common.cores import UsableCores
 from edgekit.common.files import file_sha256
 from edgekit.errors import DamagedArtifact, InvalidInput
@@ -63,7 +62,7 @@ def test_an_export_of_today_writes_the_same_files_around_other_integers(tmp_path
     pytest.importorskip("torch")
     ours = verify(DEMO_ARTIFACT)
     plan = make_plans("demo", [DEVICE], PlanRequest(target="onnx", recipe=ours.plan.recipe))[0]
-    again = export(plan, tmp_path / "again", store=ContentStore(tmp_path / "store"), method="rtn")
+    again = export(plan, tmp_path / "again", ExportOptions(store=tmp_path / "store", method="rtn"))
     changed = [name for name, fact in ours.manifest.files.items() if again.manifest.files.get(name) != fact]
     assert set(changed) == {"weights.bin", "kv-steps.safetensors"}  # the steps of a cache are measured
     assert again.manifest.files.keys() == ours.manifest.files.keys()

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import tiny_models
 import torch
 
-from edgekit.artifact.export import export
+from edgekit.artifact.export import ExportOptions, export
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule
 from edgekit.model.tensors import Tensor
@@ -40,9 +40,9 @@ SPLIT = Recipe(
 def test_every_target_packs_the_integers_of_mixed_layers(tmp_path: Path, target: str) -> None:
     pytest.importorskip(NEEDS[target])
     model = tiny_models.write_tiny(tmp_path / "model")
-    store = ContentStore(tmp_path / "store")
+    store, options = ContentStore(tmp_path / "store"), ExportOptions(store=tmp_path / "store")
     wish = PlanRequest(recipe=SPLIT, target=target, context=64)
-    artifact = export(make_plans(str(model), ["this-cpu"], wish)[0], tmp_path / "out", store=store)
+    artifact = export(make_plans(str(model), ["this-cpu"], wish)[0], tmp_path / "out", options)
     weights = neutral_weights(model, SPLIT, store=store)
     assert artifact.manifest.weights_sha256 == weights.sha256
     assert "quantised matrices read back bit for bit" in artifact.manifest.self_check

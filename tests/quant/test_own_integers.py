@@ -156,12 +156,12 @@ def test_onnx_keeps_own_integers(case: str, tmp_path: Path) -> None:
     from edgekit_onnx import OnnxTarget
     from edgekit_onnx.unpacked import _Stored
 
-    from edgekit.artifact.export import export
+    from edgekit.artifact.export import ExportOptions, export
     from edgekit.testing import check_weights
 
     model, expected = written(case, tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, target="onnx"))
-    artifact = export(plan, tmp_path / "out", store=ContentStore(tmp_path / "store"))
+    artifact = export(plan, tmp_path / "out", ExportOptions(store=tmp_path / "store"))
     assert "read back bit for bit" in str(artifact.manifest.self_check)
     assert artifact.plan.quantisation is not None and artifact.plan.quantisation.method == "kept"
     check_weights(OnnxTarget(), artifact.plan, tmp_path / "out", kept(model, tmp_path))
@@ -210,13 +210,13 @@ def test_gguf_file_is_exported_to_llamacpp_with_the_same_blocks(tmp_path: Path) 
     from edgekit_llamacpp import library
     from edgekit_llamacpp.layout import WEIGHTS
 
-    from edgekit.artifact.export import export
+    from edgekit.artifact.export import ExportOptions, export
 
     if library.missing():
         pytest.skip(str(library.missing()))
     model, _ = written("Q4_0", tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, target="llamacpp"))
-    artifact = export(plan, tmp_path / "out", store=ContentStore(tmp_path / "store"))
+    artifact = export(plan, tmp_path / "out", ExportOptions(store=tmp_path / "store"))
     assert "read back bit for bit" in str(artifact.manifest.self_check)
     with GgufFile.open(model) as before, GgufFile.open(tmp_path / "out" / WEIGHTS) as after:
         for name, tensor in before.tensors.items():

@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import Format, Recipe, bits_per_weight, budget_bytes, named_recipe, weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
@@ -291,7 +292,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return tensors[name] if rows is None else tensors[name][rows]
 
-    ours = predicted_losses(recipe, spec, calibration, read, quantise.no_progress)
+    ours = predicted_losses(recipe, spec, calibration, read, no_progress)
     ids = torch.tensor(calibration.sequences)
     inputs: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -342,7 +343,7 @@ def test_pieces_predict_the_losses_of_the_whole_and_read_weights_once(
     def losses(piece_bytes: int) -> Mapping[str, float]:
         monkeypatch.setattr("edgekit.quant.backward.PIECE_BYTES", piece_bytes)
         reads.clear()
-        return predicted_losses(named_recipe("s4-g32"), spec, calibration_of(count=3), read, quantise.no_progress)
+        return predicted_losses(named_recipe("s4-g32"), spec, calibration_of(count=3), read, no_progress)
 
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         reads[name] += 1

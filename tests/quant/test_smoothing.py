@@ -14,6 +14,7 @@ import family_models as models
 import torch
 
 from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import UnknownName
@@ -22,7 +23,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.quant import pipeline, smoothing
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import Calibration
-from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.shards import ReadRows
 
 pytestmark = pytest.mark.quantize

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgekit.common.progress import no_progress
 from edgekit.contracts.recipe import named_recipe
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_tensors import GgufTensors, open_shards
 from edgekit.model.gguf_config import huggingface_model
 from edgekit.model.source import open_source
 from edgekit.quant.neutral_gguf import write_neutral_gguf
-from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.quant.pipeline import neutral_weights
 
 pytestmark = [pytest.mark.real, pytest.mark.quantize, pytest.mark.slow]
 

@@ -105,9 +105,10 @@ def _export(job: _SweepJob, progress: Progress) -> Path:
         if same != (plan.model_sha256, plan.target, plan.backend, plan.recipe, plan.storage):
             raise InvalidInput(f"{folder}: holds an artifact of another plan; choose another folder with -o")
         return folder
+    report = edgekit.Reporter(progress)
     if job.calibration is None:
-        return edgekit.export(plan, folder, effort="quick", progress=progress).folder
-    return edgekit.export(plan, folder, calibrate=job.calibration, progress=progress).folder
+        return edgekit.export(plan, folder, effort="quick", report=report).folder
+    return edgekit.export(plan, folder, calibrate=job.calibration, report=report).folder
 
 
 def _evaluate(job: _SweepJob, progress: Progress) -> Evaluation:

@@ -12,7 +12,7 @@ import click
 from pydantic import Field
 
 import edgekit
-from edgekit import NeutralWeights, open_source
+from edgekit import NeutralWeights, QuantizeOptions, open_source
 from edgekit.apps.handover.bundle import NeutralReader, check_bundle, write_bundle
 from edgekit.apps.handover.fp8 import write_fp8
 from edgekit.apps.handover.make import plan_server, recipe_for
@@ -20,7 +20,7 @@ from edgekit.apps.handover.reference import ServedWeights
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.table import LAYOUT_HEAD, layout_rows
-from edgekit.commands import Calibrating, announce, draw, options, progress_display
+from edgekit.commands import CALIBRATION, SomeFields, draw, options, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.progress import Progress
@@ -41,8 +41,8 @@ class HandoverOutput(Frozen):
 
 @click.command()
 @click.argument("model")
-@options(request=ServerRequest, calibrating=Calibrating, shown=HandoverOutput)
-def command(model: str, request: ServerRequest, calibrating: Calibrating, shown: HandoverOutput) -> None:
+@options(request=ServerRequest, calibrating=SomeFields(QuantizeOptions, CALIBRATION), shown=HandoverOutput)
+def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, shown: HandoverOutput) -> None:
     """Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.
 
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or neutral weights of `edgekit quantize --handover`. The
@@ -81,25 +81,14 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
 
 
 def _quantised(
-    model: str, folder: Path, *, request: ServerRequest, calibrating: Calibrating, progress: Progress
+    model: str, folder: Path, *, request: ServerRequest, calibrating: QuantizeOptions, progress: Progress
 ) -> ServedWeights:
     """Quantise a model into a folder, in the format that servers load."""
     if request.recipe is not None and request.recipe.is_fp8():
         source = open_source(model, need_weights=True)
         return write_fp8(source, recipe_for(source, request.recipe), folder, progress)
-    weights = edgekit.quantize(
-        model,
-        request.recipe,
-        folder,
-        calibrate=calibrating.calibrate,
-        method=calibrating.method,
-        effort=calibrating.effort,
-        compute=calibrating.compute,
-        handover=True,
-        store=calibrating.store,
-        announce=announce,
-        progress=progress,
-    )
+    options = calibrating.model_copy(update={"handover": True, "report": reporter(progress)})
+    weights = edgekit.quantize(model, request.recipe, folder, options)
     weights.release()
     return NeutralReader(NeutralWeights.open(folder))
 

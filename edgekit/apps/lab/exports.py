@@ -50,7 +50,7 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
 
 def _build(job: tuple[Path, Plan], progress: Progress) -> None:
     path, plan = job
-    edgekit.export(plan, path, effort="quick", progress=progress)
+    edgekit.export(plan, path, effort="quick", report=edgekit.Reporter(progress))
 
 
 def _is_sealed(path: Path) -> bool:

@@ -31,9 +31,9 @@ from edgekit.apps.bench.run import bench, expectations
 from edgekit.apps.bench.statistics import differ, percentile, shown_summary, summary_of
 from edgekit.apps.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
+from edgekit.common.progress import no_progress
 from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.quant.pipeline import no_progress
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.testing import fake_model
 from edgekit.testing.adapters import write_adapter

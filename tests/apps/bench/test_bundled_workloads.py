@@ -15,7 +15,7 @@ from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.trials import BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
 from edgekit.artifact.artifact import open_artifact
-from edgekit.quant.pipeline import no_progress
+from edgekit.common.progress import no_progress
 from edgekit.runtime.generation.tokenizer import read_codec
 
 pytest.importorskip("torch")

@@ -15,9 +15,9 @@ from lab_fakes import FakeDevice
 
 from edgekit.apps.lab import devices as kinds
 from edgekit.common import ray_map as cluster
+from edgekit.common.progress import no_progress
 from edgekit.common.ray_map import executor_of, in_order
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
-from edgekit.quant.pipeline import no_progress
 
 
 def test_tasks_run_in_order_and_keep_their_errors() -> None:

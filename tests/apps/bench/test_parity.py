@@ -13,7 +13,7 @@ from edgekit import plugins
 from edgekit.apps.bench.parity import Parity, parity
 from edgekit.apps.bench.peers.subjects import weights_of
 from edgekit.artifact.artifact import open_artifact, seal
-from edgekit.quant.pipeline import no_progress
+from edgekit.common.progress import no_progress
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")

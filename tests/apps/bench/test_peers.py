@@ -18,12 +18,13 @@ from edgekit.apps.bench.peers.subjects import PEERS, peer_of, weights_of
 from edgekit.apps.bench.run import bench
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.formats.int_packing import unpack
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.quant.neutral_gguf import refuse_model, write_neutral_gguf
-from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.quant.pipeline import neutral_weights
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

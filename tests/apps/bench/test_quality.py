@@ -18,11 +18,11 @@ from edgekit.apps.bench.eval.evaluate import evaluate, read_text
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.eval.reference import windows_of
 from edgekit.common.divergence import Pair, divergence_of, log_softmax
+from edgekit.common.progress import no_progress
 from edgekit.contracts import quality_measurements as quality_facts
 from edgekit.contracts.recipe import RECIPES, named_recipe
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.quant.pipeline import no_progress
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")

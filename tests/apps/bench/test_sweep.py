@@ -11,10 +11,10 @@ import tiny_models
 
 from edgekit.apps.bench.report.results import Report, read_report
 from edgekit.apps.bench.sweep import sweep
+from edgekit.common.progress import no_progress
 from edgekit.contracts.recipe import named_recipe
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.quant.pipeline import no_progress
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")

@@ -26,19 +26,19 @@ from executorch_models import in_order, in_pieces
 from vendors_runner import greedy_texts
 
 import edgekit
+from edgekit import QuantOptions
 from edgekit.apps.bench.parity import Parity, parity
 from edgekit.apps.bench.peers.subjects import weights_of
 from edgekit.artifact.artifact import open_artifact
-from edgekit.artifact.export import export
+from edgekit.artifact.export import ExportOptions, export
 from edgekit.calibrating import calibration_for
-from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import no_progress
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import named_recipe
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.quant.effort import DEFAULT_TEXT
-from edgekit.quant.pipeline import no_progress
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -112,10 +112,11 @@ def test_smoothed_weights_equal_onnx_artifact_bitwise(home: Path) -> None:
     pytest.importorskip("onnx_ir")
     recipe, source, artifacts = named_recipe("balanced-smooth"), open_source("demo", need_weights=True), []
     for target in ("onnx", "executorch"):
-        text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=4)
+        text = calibration_for(source, [recipe], QuantOptions(calibrate=DEFAULT_TEXT, samples=4))
         plan = make_plans("demo", [DEVICE], PlanRequest(target=target, recipe=recipe))[0]
         artifacts.append(home / f"{target}-smoothed")
-        export(plan, artifacts[-1], source=source, calibration=text, store=ContentStore(home / f"{target}-weights"))
+        options = ExportOptions(store=home / f"{target}-weights")
+        export(plan, artifacts[-1], options, source=source, calibration=text)
     found = {finding.what: finding for finding in parity(artifacts, tokens=64, progress=no_progress)[0].findings}
     assert found["weights"].detail.endswith("are equal bit for bit") and found["answers"].same
 

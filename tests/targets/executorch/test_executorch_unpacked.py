@@ -18,9 +18,9 @@ from edgekit_executorch.sharing import share_constants
 from executorch_models import Made, program, usual
 
 from edgekit.artifact.self_check import self_check
+from edgekit.common.progress import no_progress
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import DamagedArtifact, EdgekitError
-from edgekit.quant.pipeline import no_progress
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]

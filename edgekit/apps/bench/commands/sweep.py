@@ -9,8 +9,9 @@ import click
 from pydantic import Field
 
 import edgekit
+from edgekit import QuantOptions, Reporter
 from edgekit.apps.bench.commands.reports import ReportFiles, show, show_notes
-from edgekit.commands import Calibrating, calibration_of, json_option, options, progress_display
+from edgekit.commands import announce, calibration_for, json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.files import write_file
 from edgekit.common.options import Option
@@ -70,8 +71,8 @@ def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     names = [name.strip() for name in choice.recipes.split(",") if name.strip()]
     calibration = None
     if choice.calibrate is not None:
-        calibrating = Calibrating(calibrate=choice.calibrate)
-        calibration = calibration_of(calibrating, open_source(model), [find_recipe(name) for name in names])
+        text = QuantOptions(calibrate=choice.calibrate, report=Reporter(note=announce, warn=announce))
+        calibration = calibration_for(open_source(model), [find_recipe(name) for name in names], text)
     busy = busy_note(Machine())
     if busy is not None:
         click.echo(busy, err=True)

@@ -1,0 +1,70 @@
+"""The options of choosing integers, for `quantize`, `export` and what builds on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypedDict
+
+from pydantic import ConfigDict, Field, SkipValidation
+
+from edgekit.common.base import Frozen
+from edgekit.common.content_store import ContentStore
+from edgekit.common.options import Option
+from edgekit.common.progress import Reporter
+from edgekit.contracts.neutral import weights_store
+from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES, Calibration
+from edgekit.quant.compute import Compute
+from edgekit.quant.effort import Effort
+
+CalibrationText: TypeAlias = str | Path | Calibration
+ChosenMethod = Literal["rtn", "gptq", "awq"]
+
+
+class QuantOptions(Frozen):
+    """How integers are chosen: the calibration text, the method, the effort, what computes, and the store."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    calibrate: Annotated[SkipValidation[CalibrationText] | None, Option(metavar="PATH")] = Field(
+        default=None,
+        description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
+    )
+    method: ChosenMethod | None = Field(
+        default=None, description="Quantisation method; without it, gptq with calibration text, else rtn."
+    )
+    effort: Effort | None = Field(
+        default=None,
+        description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal up to"
+        " 0.6 billion parameters, else quick.",
+    )
+    compute: Compute | None = Field(
+        default=None,
+        description="Where torch computes; without it, on a GPU that torch finds, else on the processor. edgekit was"
+        " never run on a GPU.",
+    )
+    store: Annotated[str | Path | None, Option(metavar="PATH")] = Field(
+        default=None, description="Folder for neutral weights, instead of the user's cache."
+    )
+    samples: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = Field(
+        default=SEQUENCES, description="Number of calibration sequences."
+    )
+    sample_length: Annotated[int, Field(ge=2)] = Field(default=LENGTH, description="Tokens per calibration sequence.")
+    report: SkipValidation[Reporter] = Reporter()
+
+    @property
+    def weights(self) -> ContentStore | None:
+        """The store of neutral weights; None: the user's cache."""
+        return None if self.store is None else weights_store(Path(self.store))
+
+
+class QuantKeywords(TypedDict, total=False):
+    """The fields of `QuantOptions` as keyword arguments."""
+
+    calibrate: CalibrationText | None
+    method: ChosenMethod | None
+    effort: Effort | None
+    compute: Compute | None
+    store: str | Path | None
+    samples: int
+    sample_length: int
+    report: Reporter
