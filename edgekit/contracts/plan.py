@@ -129,6 +129,19 @@ class SpeedFacts(Frozen):
     source: Text
 
 
+# The classes of memory in display order, as fields of `Estimate`. The disk is none of them.
+CLASSES = {
+    "mapped_weights_bytes": "mapped weights",
+    "private_weights_bytes": "private weights",
+    "kv_bytes": "cache",
+    "activation_bytes": "activations",
+    "runtime_bytes": "runtime",
+    "draft_bytes": "draft",
+    "prefix_bytes": "prefixes",
+    "adapter_bytes": "adapters",
+}
+
+
 class Estimate(Frozen):
     """Predicted bytes, by class."""
 
@@ -146,16 +159,7 @@ class Estimate(Frozen):
     @property
     def classes(self) -> tuple[tuple[str, int], ...]:
         """(name, bytes) of each class of memory, in display order; without the disk."""
-        return (
-            ("mapped weights", self.mapped_weights_bytes),
-            ("private weights", self.private_weights_bytes),
-            ("cache", self.kv_bytes),
-            ("activations", self.activation_bytes),
-            ("runtime", self.runtime_bytes),
-            ("draft", self.draft_bytes),
-            ("prefixes", self.prefix_bytes),
-            ("adapters", self.adapter_bytes),
-        )
+        return tuple((name, getattr(self, kind)) for kind, name in CLASSES.items())
 
     @property
     def private_bytes(self) -> int:

@@ -71,21 +71,18 @@ def price(
     """Predict memory, speed and quality of an offer in a setting, and collect the requirements it misses."""
     model = subject.model
     chunk = chunk_tokens(model, setting)
-    alone = memory.predict(
-        model,
-        offer.recipe,
-        offer.memory,
-        held_tokens=setting.held_tokens,
-        sequences=request.sequences,
-        kv_bits=setting.kv_bits,
-        chunk_tokens=chunk,
+    plain = memory.MemoryLoad(
+        model, offer.recipe, offer.memory, setting.held_tokens, request.sequences, setting.kv_bits, chunk
+    )
+    load = plain._replace(
         adapter_rank=request.adapter_rank if offer.adapters else 0,
         context=setting.context,
         exits=request.exits if offer.exits else (),
-        draft_bytes=_draft_bytes(subject.draft, offer, setting, request.sequences, chunk),
+        draft_bytes=_draft_bytes(subject.draft, plain),
         drafts=subject.draft is not None or subject.drafter is not None,
         policy=setting.policy,
     )
+    alone = memory.predict(load)
     layers = _gpu_layers(model, offer, alone, budget, request)
     estimate = divided(alone, model, offer.recipe, offer.memory, layers)
     head = subject.head_of(offer)
@@ -118,18 +115,10 @@ def _gpu_layers(model: ModelSpec, offer: Offer, alone: Estimate, budget: Budget,
     return most_that_fit(alone, model, offer.recipe, offer.memory, budget.total_bytes, offer.gpu_layers)
 
 
-def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: ContextConfig, sequences: int, chunk: int) -> int:
+def _draft_bytes(draft: ModelSpec | None, load: memory.MemoryLoad) -> int:
     if draft is None:
         return 0
-    estimate = memory.predict(
-        draft,
-        offer.recipe,
-        memory.without_tokenizer(offer.memory),
-        held_tokens=setting.held_tokens,
-        sequences=sequences,
-        kv_bits=setting.kv_bits,
-        chunk_tokens=chunk,
-    )
+    estimate = memory.predict(load._replace(model=draft, facts=memory.without_tokenizer(load.facts)))
     return estimate.total_bytes - estimate.runtime_bytes
 
 

@@ -99,6 +99,14 @@ def with_head(estimate: Estimate, head: HeadSpec, mapped: int, private: int) -> 
     )
 
 
+def head_why(head: HeadSpec) -> str:
+    """Say what the bytes of `with_head` are."""
+    return (
+        f"the head's {'' if head.kv_layers else 'caches and '}hidden states; its weights, with rows for "
+        f"{head.draft_vocab_size:,} draft tokens, are mapped beside the model's"
+    )
+
+
 def _table_bytes(head: HeadSpec) -> int:
     return head.layer.vocab_size * head.layer.hidden_size * 2 if head.own_embedding else 0
 

@@ -1,4 +1,4 @@
-"""Predicts memory by class: every formula, with the text that explains it.
+"""Predicts memory term by term. The terms of a class add up to its estimate, and their texts explain it.
 
 Facts about devices, targets and measurements come in as arguments.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
+from edgekit.contracts.plan import CLASSES, Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import (
     checkpoint_tokens,
@@ -33,110 +33,257 @@ from edgekit.contracts.stored_weights import (
 from edgekit.contracts.token_costs import held_tokens, kv_bytes, storing_layers
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.gpu_layers import divided
+from edgekit.planner.head_memory import head_why
 from edgekit.planner.scoring_memory import scoring_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
 
 
-def predict(
-    model: ModelSpec,
-    recipe: Recipe,
-    facts: MemoryFacts,
-    *,
-    held_tokens: int,
-    sequences: int,
-    kv_bits: int,
-    chunk_tokens: int,
-    draft_bytes: int = 0,
-    prefix_bytes: int = 0,
-    adapter_rank: int = 0,
-    context: int | None = None,
-    exits: Sequence[int] = (),
-    state_bytes: int | None = None,
-    drafts: bool = False,
-    exact: bool = False,
-    policy: KVEvictionPolicy | None = None,
-    gpu_layers: int | None = None,
-) -> Estimate:
-    """Predict the memory of `model` with `sequences` states of `held_tokens` cached tokens each.
+class Term(NamedTuple):
+    """Bytes of one class, and the arithmetic behind them."""
 
-    `context` sizes rotary tables where it exceeds `held_tokens`. `state_bytes`, as an open engine reports it, replaces
-    the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode. `policy`
-    decides whether tokens are scored. `gpu_layers` run on a GPU, the head as one of them.
-    """
-    by_rows = by_rows_bytes(model, recipe, facts)
-    weights = stored_weight_bytes(model, recipe, facts) - by_rows
-    state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
-    cache = state * sequences
-    cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
-    # Buffers that are allocated ahead have room for one chunk of every sequence.
-    chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, call_tokens(model, chunk_tokens))
-    fed = at_once(chunk, kv_bits, facts)
-    running = activation_bytes(model, fed, sequences, facts, drafts=drafts)
-    running = with_attention(model, running, chunk, cached, facts, exact=exact)
-    running += reading_bytes(model, held_tokens, chunk, kv_bits, facts) + facts.running_bytes
-    running += recurrent_step_bytes(model, fed, sequences, facts, drafts=drafts)
-    private_weights = round(weights * facts.private_share) + exit_bytes(model, recipe, facts, exits)
-    graph = facts.layer_bytes * len(model.layers)
-    tokenizer, reading = facts.tokenizer(model)
-    opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph - facts.library_bytes)
-    estimate = Estimate(
-        # Weights and rotary tables are clean pages of files; some targets copy their weights again for each exit.
-        mapped_weights_bytes=round(weights * facts.mapped_share)
-        + _by_position_bytes(model, recipe, facts, max(context or 0, held_tokens)),
-        private_weights_bytes=private_weights,
-        kv_bytes=cache,
-        # The cache, drafts and prefixes reuse the memory that only opening needed.
-        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes)
-        + scoring_bytes(model, policy, facts, kv_bits=kv_bits, sequences=sequences),
-        runtime_bytes=facts.runtime_bytes + tokenizer + graph + deriving_bytes(kv_bits, facts),
-        draft_bytes=draft_bytes,
-        prefix_bytes=prefix_bytes,
-        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes)
-        + (facts.deriving_bytes if adapter_rank else 0),
-        disk_bytes=round((weights + by_rows) * facts.disk_share),
+    kind: str  # a field of `Estimate`
+    bytes: int
+    why: str
+
+
+class MemoryLoad(NamedTuple):
+    """A model with a target's facts, and everything that is in memory with it."""
+
+    model: ModelSpec
+    recipe: Recipe
+    facts: MemoryFacts
+    held_tokens: int  # cached by each sequence
+    sequences: int
+    kv_bits: int
+    chunk_tokens: int
+    draft_bytes: int = 0
+    prefix_bytes: int = 0
+    adapter_rank: int = 0
+    context: int = 0  # sizes rotary tables where it exceeds `held_tokens`
+    exits: Sequence[int] = ()
+    state_bytes: int | None = None  # of one state, as an open engine reports it; None: by the formula
+    drafts: bool = False  # True: proposals are verified
+    exact: bool = False
+    policy: KVEvictionPolicy | None = None  # decides whether tokens are scored
+    gpu_layers: int | None = None  # on a GPU, the head as one of them
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens for which a cache has room."""
+        return _in_steps(self.held_tokens + (self.exact and self.facts.exact_scores), self.facts)
+
+    @property
+    def call_tokens(self) -> int:
+        """Most tokens of one call."""
+        # Buffers that are allocated ahead have room for one chunk of every sequence.
+        most = self.cached_tokens * self.sequences if self.facts.fixed_buffers else self.held_tokens
+        # Chunks of a model with a recurrent part are cut at its checkpoints.
+        return min(most, self.chunk_tokens, checkpoint_tokens(self.model) or self.chunk_tokens)
+
+    @property
+    def fed_tokens(self) -> int:
+        """Most tokens that a layer computes at once."""
+        piece = self.facts.half_cache_tokens if self.kv_bits == 16 else 0
+        return min(self.call_tokens, piece or self.call_tokens)
+
+
+def load_of(plan: Plan) -> MemoryLoad:
+    """Return what a plan has in memory."""
+    return MemoryLoad(
+        plan.model,
+        plan.recipe,
+        plan.memory,
+        held_tokens=plan.storage.capacity_tokens,
+        sequences=plan.sequences,
+        kv_bits=plan.storage.kv_bits,
+        chunk_tokens=plan.chunk_tokens,
+        draft_bytes=plan.estimate.draft_bytes,
+        prefix_bytes=plan.estimate.prefix_bytes,
+        adapter_rank=plan.adapter_rank,
+        context=plan.context,
+        exits=plan.exits,
+        drafts=plan.draft is not None or plan.drafter is not None,
+        policy=plan.cache,
+        gpu_layers=plan.gpu_layers,
     )
-    return divided(estimate, model, recipe, facts, gpu_layers)
+
+
+def predict(load: MemoryLoad) -> Estimate:
+    """Predict the memory of a load: the sum of its terms, divided between the processor and a GPU."""
+    sums = Counter[str]()
+    for term in terms(load):
+        sums[term.kind] += term.bytes
+    return divided(Estimate(**sums), load.model, load.recipe, load.facts, load.gpu_layers)
 
 
 def explain(plan: Plan) -> list[str]:
     """Return the arithmetic of a plan's estimate, one line per class."""
-    model, facts, estimate = plan.model, plan.memory, plan.estimate
-    by_rows = by_rows_bytes(model, plan.recipe, facts)
-    weights = stored_weight_bytes(model, plan.recipe, facts) - by_rows
-    tokens, bits = plan.storage.capacity_tokens, plan.storage.kv_bits
-    arithmetic = {
-        "mapped weights": _explain_mapped(plan, weights),
-        "private weights": _explain_private(plan, weights),
-        "cache": _explain_kv(model, tokens, bits, facts, plan.sequences),
-        "activations": _explain_activations(plan),
-        "runtime": _explain_runtime(plan),
-        "draft": _explain_draft(plan),
-        "prefixes": "prefix cache" if estimate.prefix_bytes else "no prefix cache",
-        "adapters": f"one of rank {plan.adapter_rank} on every linear" if plan.adapter_rank else "no room for adapters",
-        "on disk": f"{weights + by_rows:,} stored × {facts.disk_share:g}",
-    }
-    sizes = (*estimate.classes, ("on disk", estimate.disk_bytes))
-    return [f"{name:<15} {show_bytes(size):>9} = {arithmetic[name]}" for name, size in sizes]
-
-
-def _explain_draft(plan: Plan) -> str:
+    load, whys = load_of(plan), dict[str, str]()
+    for kind, size, why in terms(load):
+        if kind not in whys:
+            whys[kind] = why
+        elif size:
+            whys[kind] += f" + {why}"
+    whys["activation_bytes"] += _exact_note(load)
     if plan.drafter is not None:
-        return (
-            f"the head's {'' if plan.drafter.kv_layers else 'caches and '}hidden states; its weights, with rows for "
-            f"{plan.drafter.draft_vocab_size:,} draft tokens, are mapped beside the model's"
-        )
-    return "draft model, its cache and activations" if plan.estimate.draft_bytes else "no draft model"
+        whys["draft_bytes"] = head_why(plan.drafter)
+    names = (CLASSES | {"disk_bytes": "on disk"}).items()
+    return [f"{name:<15} {show_bytes(getattr(plan.estimate, kind)):>9} = {whys[kind]}" for kind, name in names]
 
 
-def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
-    """Return the mapped bytes that grow with the context: rotary tables and looked-up embedding rows."""
+def terms(load: MemoryLoad) -> list[Term]:
+    """Return every term, before layers on a GPU are divided off. An empty class has a term that says so."""
+    model, recipe, facts, rank = load.model, load.recipe, load.facts, load.adapter_rank
+    by_rows = by_rows_bytes(model, recipe, facts)
+    weights = stored_weight_bytes(model, recipe, facts) - by_rows
+    private, held, stored = _private(load, weights), _held(load), weights + by_rows
+    adapter = adapter_bytes(model, rank, facts.float_bits or 32, each=facts.adapted_linear_bytes)
+    adapter += facts.deriving_bytes if rank else 0
+    return [
+        *_mapped(load, weights),
+        *private,
+        *held,
+        *_activations(load, _sum(private), _sum(held)),
+        *_runtime(load),
+        Term("adapter_bytes", adapter, f"one of rank {rank} on every linear" if rank else "no room for adapters"),
+        Term("disk_bytes", round(stored * facts.disk_share), f"{stored:,} stored × {facts.disk_share:g}"),
+    ]
+
+
+def _sized(kind: str, size: int, what: str) -> Term:
+    return Term(kind, size, f"{show_bytes(size)} {what}")
+
+
+def _sum(parts: Iterable[Term]) -> int:
+    return sum(term.bytes for term in parts)
+
+
+def _mapped(load: MemoryLoad, weights: int) -> list[Term]:
+    """Return clean pages of files: the weights, and what grows with the context."""
+    model, recipe, facts, kind = load.model, load.recipe, load.facts, "mapped_weights_bytes"
+    tokens = max(load.context, load.held_tokens)
     rows = looked_up_bytes(model, recipe, facts, tokens) if model.tied else 0
-    return facts.position_bytes * tokens + rows + rows_read_bytes(model, recipe, facts, tokens)
+    whole = show_bytes(by_rows_bytes(model, recipe, facts))
+    own = f"of rows of the per-layer embeddings, whose {whole} stay in the file"
+    return [
+        Term(kind, round(weights * facts.mapped_share), f"{weights:,} stored × {facts.mapped_share:g} mapped"),
+        Term(kind, facts.position_bytes * tokens, f"{tokens:,} positions × {facts.position_bytes} bytes"),
+        _sized(kind, rows, "of rows that tokens look up"),
+        _sized(kind, rows_read_bytes(model, recipe, facts, tokens), own),
+    ]
+
+
+def _private(load: MemoryLoad, weights: int) -> list[Term]:
+    facts, kind = load.facts, "private_weights_bytes"
+    return [
+        Term(kind, round(weights * facts.private_share), f"{weights:,} stored × {facts.private_share:g} copied"),
+        _sized(kind, exit_bytes(load.model, load.recipe, facts, load.exits), "again for exits"),
+    ]
+
+
+def _held(load: MemoryLoad) -> list[Term]:
+    """Return what is allocated after opening."""
+    state = load.state_bytes
+    if state is None:
+        state = cache_bytes(load.model, load.held_tokens, load.kv_bits, load.facts)
+    draft = "draft model, its cache and activations" if load.draft_bytes else "no draft model"
+    return [
+        Term("kv_bytes", state * load.sequences, _cache_formula(load)),
+        Term("draft_bytes", load.draft_bytes, draft),
+        Term("prefix_bytes", load.prefix_bytes, "prefix cache" if load.prefix_bytes else "no prefix cache"),
+    ]
+
+
+def _cache_formula(load: MemoryLoad) -> str:
+    model, facts, tokens = load.model, load.facts, load.held_tokens
+    counted = Counter[tuple[int, int, int]]()
+    for layer, count in storing_layers(model):
+        counted[layer.kv_heads, layer.head_dim, held_tokens(layer, tokens, facts.bounds_windows)] += count
+    parts = [
+        f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
+    ]
+    scales = " + scales" if load.kv_bits < 16 and facts.cache_scale_bits else ""
+    shared = sum(model.kv_owner(index) != index for index in range(len(model.layers)))
+    scales += f"; {shared} layers share caches of others" if shared else ""
+    spacing = checkpoint_tokens(model)
+    if spacing is None:
+        return f"{load.sequences} × ({' + '.join(parts)}) × {load.kv_bits} bit{scales}"
+    copy, recurrent = show_bytes(part_bytes(recurrent_shapes(model))), show_bytes(recurrent_bytes(model, tokens))
+    layers = sum(layer.is_recurrent for layer in model.layers)
+    extra = f"{recurrent} of {layers} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
+    return f"{load.sequences} × (({' + '.join(parts)}) × {load.kv_bits} bit{scales} + {extra})"
+
+
+def _activations(load: MemoryLoad, private_bytes: int, later_bytes: int) -> list[Term]:
+    """Return the largest step, or what opening takes if that is more.
+
+    The cache, drafts and prefixes reuse the memory that only opening needed.
+    """
+    model, facts, kind = load.model, load.facts, "activation_bytes"
+    opening, (_, reading) = opening_bytes(model, load.recipe, facts), facts.tokenizer(model)
+    not_yet = private_bytes + facts.layer_bytes * len(model.layers) + facts.library_bytes
+    copied = "to open the largest tensor, less the cache, which does not exist yet"
+    read = "to read the tokenizer, less library, graph, copied weights and cache, not there yet"
+    most = max(
+        _step(load),
+        [Term(kind, opening - later_bytes, f"{show_bytes(opening)} {copied}")],
+        [Term(kind, reading - not_yet - later_bytes, f"{show_bytes(reading)} {read}")],
+        key=_sum,
+    )
+    scoring = scoring_bytes(model, load.policy, facts, kv_bits=load.kv_bits, sequences=load.sequences)
+    return [*most, _sized(kind, scoring, "to score tokens")]
+
+
+def _step(load: MemoryLoad) -> list[Term]:
+    """Return what the largest step takes: its widest layer and logits, masks, copies of caches and recurrent parts."""
+    model, facts, kind, calls = load.model, load.facts, "activation_bytes", load.call_tokens
+    masks, scores = attention_bytes(model, calls, load.cached_tokens, facts, exact=load.exact)
+    return [
+        _largest_layer(load, residual_bytes(model, calls, facts) + scores if scores else 0),
+        _sized(kind, reading_bytes(load), f"to read the {load.kv_bits}-bit cache"),
+        _sized(kind, facts.running_bytes, "for the first step"),
+        _sized(kind, masks, "of attention's masks"),
+        _sized(kind, _recurrent_bytes(load), "of recurrent parts in a step"),
+    ]
+
+
+def _largest_layer(load: MemoryLoad, attending_bytes: int) -> Term:
+    """Return the widest layer with the logits, or attention with all its scores if the target stores them at once."""
+    model, facts = load.model, load.facts
+    tokens, rows = _largest_step(model, load.fed_tokens, load.sequences, facts, load.drafts)
+    size, width = _step_bytes(model, facts, tokens, rows), activation_width(model, facts)
+    if attending_bytes > size:
+        return _sized("activation_bytes", attending_bytes, "of attention's scores")
+    why = f"{tokens:,} tokens × {width:,.0f} wide × {facts.activation_bits} bit"
+    why += "" if model.encoder else f" + {rows} × {model.vocab_size:,} logits × 4 bytes"
+    return Term("activation_bytes", size, why)
+
+
+def _exact_note(load: MemoryLoad) -> str:
+    """Say what exact mode takes in addition, of which its larger caches are a part."""
+    if not load.facts.exact_scores:
+        return ""
+    state = cache_bytes(load.model, load.held_tokens + 1, load.kv_bits, load.facts)
+    more = _sum(terms(load._replace(exact=True, state_bytes=state))) - _sum(terms(load))
+    return f"; exact mode takes {show_bytes(more)} more" if more else ""
+
+
+def _runtime(load: MemoryLoad) -> list[Term]:
+    facts, kind, layers = load.facts, "runtime_bytes", len(load.model.layers)
+    basis = "by its file" if facts.tokenizer_bytes is not None else "by its vocabulary"
+    graph = f"{layers} layers × {show_bytes(facts.layer_bytes)} of graph"
+    deriving = facts.deriving_bytes if load.kv_bits < 32 else 0
+    return [
+        _sized(kind, facts.runtime_bytes, "of interpreter and vendor library"),
+        _sized(kind, facts.tokenizer(load.model)[0], f"of tokenizer, {basis}"),
+        Term(kind, facts.layer_bytes * layers, graph),
+        _sized(kind, deriving, "to derive graphs for this cache"),
+    ]
 
 
 def looked_up_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
@@ -163,12 +310,15 @@ def activation_bytes(
     return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
 
 
-def recurrent_step_bytes(model: ModelSpec, tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool) -> int:
-    """Return the extra bytes of recurrent state that a step of `tokens` allocates."""
-    if checkpoint_tokens(model) is None:
+def _recurrent_bytes(load: MemoryLoad) -> int:
+    """Return the extra bytes of recurrent state that a step allocates."""
+    if checkpoint_tokens(load.model) is None:
         return 0
-    most, least = (activation_bytes(model, each, sequences, facts, drafts=drafts) for each in (tokens, sequences))
-    return step_part_bytes(model, facts.recurrent_copies, sequences, spare=most - least)
+    most, least = (
+        activation_bytes(load.model, tokens, load.sequences, load.facts, drafts=load.drafts)
+        for tokens in (load.fed_tokens, load.sequences)
+    )
+    return step_part_bytes(load.model, load.facts.recurrent_copies, load.sequences, spare=most - least)
 
 
 def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
@@ -177,15 +327,6 @@ def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) ->
         return layers + rows * row
     planned = min(rows, facts.planned_rows)
     return max(layers, residual_bytes(model, tokens, facts) + planned * row) + (rows - planned) * row
-
-
-def with_attention(
-    model: ModelSpec, step_bytes: int, chunk_tokens: int, cached: int, facts: MemoryFacts, *, exact: bool
-) -> int:
-    """Return the bytes of a step with attention's masks, and with its scores if the target stores all at once."""
-    masks, scores = attention_bytes(model, chunk_tokens, cached, facts, exact=exact)
-    attending = residual_bytes(model, chunk_tokens, facts) + scores if scores else 0
-    return max(step_bytes, attending) + masks
 
 
 def _largest_step(
@@ -234,127 +375,15 @@ def after_opening(facts: MemoryFacts) -> MemoryFacts:
     return facts.model_copy(update={"tokenizer_reading_bytes": 0, "opening_share": 0.0})
 
 
-def call_tokens(model: ModelSpec, chunk_tokens: int) -> int:
-    """Return the most tokens of one call: chunks of a model with a recurrent part are cut at its checkpoints."""
-    return min(chunk_tokens, checkpoint_tokens(model) or chunk_tokens)
-
-
-def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return how many tokens of a chunk a layer computes at once."""
-    return min(chunk_tokens, facts.half_cache_tokens or chunk_tokens) if kv_bits == 16 else chunk_tokens
-
-
-def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return the extra bytes of a step that attends to a cache of `tokens` in 16 bits or fewer."""
+def reading_bytes(load: MemoryLoad) -> int:
+    """Return the extra bytes of a step that attends to a cache in 16 bits or fewer."""
+    model, facts, piece = load.model, load.facts, load.fed_tokens
     widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
-    if kv_bits < 16:
-        return tokens * widest * facts.widened_bits // 8
-    if kv_bits > 16 or not facts.half_cache_tokens:
+    if load.kv_bits < 16:
+        return load.held_tokens * widest * facts.widened_bits // 8
+    if load.kv_bits > 16 or not facts.half_cache_tokens:
         return 0
     # Scores in 16 and 32 bits (6 bytes), half as much for earlier pieces; keys and values in 32 bits; and the residual
     # in and out of a part.
-    piece = at_once(chunk_tokens, kv_bits, facts)
-    residual = 2 * (chunk_tokens - piece) * model.hidden_size * facts.activation_bits // 8
-    return (9 * model.heads * piece + 4 * widest) * tokens + residual
-
-
-def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
-    counted = Counter[tuple[int, int, int]]()
-    for layer, count in storing_layers(model):
-        counted[layer.kv_heads, layer.head_dim, held_tokens(layer, tokens, facts.bounds_windows)] += count
-    parts = [
-        f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
-    ]
-    scales = " + scales" if kv_bits < 16 and facts.cache_scale_bits else ""
-    shared = sum(model.kv_owner(index) != index for index in range(len(model.layers)))
-    scales += f"; {shared} layers share caches of others" if shared else ""
-    spacing = checkpoint_tokens(model)
-    if spacing is None:
-        return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
-    shapes = recurrent_shapes(model)
-    copy, recurrent = show_bytes(part_bytes(shapes)), show_bytes(recurrent_bytes(model, tokens))
-    layers = sum(layer.is_recurrent for layer in model.layers)
-    extra = f"{recurrent} of {layers} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
-    return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {extra})"
-
-
-def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
-    """Return the bytes that deriving the graphs for a cache of fewer than 32 bits takes."""
-    return facts.deriving_bytes if kv_bits < 32 else 0
-
-
-def _explain_runtime(plan: Plan) -> str:
-    facts = plan.memory
-    tokenizer = show_bytes(facts.tokenizer(plan.model)[0])
-    basis = "by its file" if facts.tokenizer_bytes is not None else "by its vocabulary"
-    each = f" + {len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph" if facts.layer_bytes else ""
-    deriving = deriving_bytes(plan.storage.kv_bits, facts)
-    each += f" + {show_bytes(deriving)} to derive graphs for this cache" if deriving else ""
-    return (
-        f"{show_bytes(facts.runtime_bytes)} of interpreter and vendor library + {tokenizer} of tokenizer, {basis}{each}"
-    )
-
-
-def _explain_activations(plan: Plan) -> str:
-    opening = opening_bytes(plan.model, plan.recipe, plan.memory)
-    later = plan.estimate.kv_bytes + plan.estimate.draft_bytes + plan.estimate.prefix_bytes
-    reading = plan.memory.tokenizer(plan.model)[1]
-    not_yet = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
-    not_yet += plan.memory.library_bytes
-    if reading - not_yet > opening and plan.estimate.activation_bytes == reading - not_yet - later:
-        return (
-            f"{show_bytes(reading)} to read the tokenizer, less library, graph, copied weights and cache, not there yet"
-        )
-    if opening and plan.estimate.activation_bytes == opening - later:
-        return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
-    held, kv_bits = plan.storage.capacity_tokens, plan.storage.kv_bits
-    chunk = call_tokens(plan.model, plan.chunk_tokens)
-    cache = reading_bytes(plan.model, held, chunk, kv_bits, plan.memory)
-    once = f" + {show_bytes(cache)} to read the {kv_bits}-bit cache" if cache else ""
-    once += f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
-    width, bits = activation_width(plan.model, plan.memory), plan.memory.activation_bits
-    drafts, fed = plan.estimate.draft_bytes > 0, at_once(chunk, kv_bits, plan.memory)
-    tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
-    masks, exact_more = _explained_attention(plan, drafts)
-    scoring = scoring_bytes(plan.model, plan.cache, plan.memory, kv_bits=kv_bits, sequences=plan.sequences)
-    parts = recurrent_step_bytes(plan.model, fed, plan.sequences, plan.memory, drafts=drafts)
-    others = ((masks, "of attention's masks"), (scoring, "to score tokens"), (parts, "of recurrent parts in a step"))
-    once += "".join(f" + {show_bytes(size)} {what}" for size, what in others if size)
-    once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
-    return (
-        f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit"
-        f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes{once}"
-    )
-
-
-def _explained_attention(plan: Plan, drafts: bool) -> tuple[int, int]:
-    """Return the bytes of attention's masks, and the extra bytes of exact mode in the step and the caches."""
-    model, facts, held = plan.model, plan.memory, plan.storage.capacity_tokens
-    chunk = call_tokens(model, plan.chunk_tokens)
-    step = activation_bytes(model, chunk, plan.sequences, facts, drafts=drafts)
-    fast, exact = _in_steps(held, facts), _in_steps(held + facts.exact_scores, facts)
-    masks, _ = attention_bytes(model, chunk, fast, facts, exact=False)
-    taken = with_attention(model, step, chunk, exact, facts, exact=True)
-    taken -= with_attention(model, step, chunk, fast, facts, exact=False)
-    bits = plan.storage.kv_bits
-    caches = cache_bytes(model, exact, bits, facts) - cache_bytes(model, fast, bits, facts)
-    return masks, taken + caches * plan.sequences if facts.exact_scores else 0
-
-
-def _explain_mapped(plan: Plan, weights: int) -> str:
-    tokens = max(plan.context, plan.storage.capacity_tokens)
-    tables = plan.memory.position_bytes * tokens
-    rows = _by_position_bytes(plan.model, plan.recipe, plan.memory, tokens) - tables
-    extra = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
-    own = rows_read_bytes(plan.model, plan.recipe, plan.memory, tokens)
-    extra += f" + {show_bytes(rows - own)} of rows that tokens look up" if rows > own else ""
-    if own:
-        whole = show_bytes(by_rows_bytes(plan.model, plan.recipe, plan.memory))
-        extra += f" + {show_bytes(own)} of rows of the per-layer embeddings, whose {whole} stay in the file"
-    return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{extra}"
-
-
-def _explain_private(plan: Plan, weights: int) -> str:
-    again = exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
-    extra = f" + {show_bytes(again)} again for exits" if again else ""
-    return f"{weights:,} stored × {plan.memory.private_share:g} copied{extra}"
+    residual = 2 * (load.call_tokens - piece) * model.hidden_size * facts.activation_bits // 8
+    return (9 * model.heads * piece + 4 * widest) * load.held_tokens + residual

@@ -20,7 +20,7 @@ from edgekit.contracts.target import Offer, Target
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.memory import predict
+from edgekit.planner.memory import MemoryLoad, predict
 from edgekit.testing.engine import FakeEngine
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def fake_plan(
     """Return a plan for the fake target, estimated like any other."""
     model, cache, recipe = model or fake_model(), cache or KVEvictionPolicy(), RECIPES["float32"]
     capacity = cache.window or context
+    load = MemoryLoad(model, recipe, _MEMORY, capacity, sequences, kv_bits=16, chunk_tokens=chunk_tokens)
     return Plan(
         model=model,
         model_source="fake",
@@ -131,15 +132,7 @@ def fake_plan(
         cache=cache,
         storage=KVCacheConfig(capacity_tokens=capacity, kv_bits=16),
         threads=1,
-        estimate=predict(
-            model,
-            recipe,
-            _MEMORY,
-            held_tokens=capacity,
-            sequences=sequences,
-            kv_bits=16,
-            chunk_tokens=chunk_tokens,
-        ),
+        estimate=predict(load),
         memory=_MEMORY,
         budget_bytes=1 << 40,
         budget_why="a fake device",

@@ -72,7 +72,7 @@ FAULTS = (
     Fault("edgekit/formats/chunking.py", "start = places[-1].offset", "start = place.offset", "tests/formats"),
     Fault("edgekit/formats/int_packing.py", "    values -= 8\n", "    values -= 7\n", "tests/formats"),
     # planner and artifacts
-    Fault("edgekit/planner/memory.py", "cache = state * sequences", "cache = state", "tests/planner"),
+    Fault("edgekit/planner/memory.py", "state * load.sequences", "state", "tests/planner"),
     Fault("edgekit/planner/resolver.py", "if not candidate.violations:", "if candidate is not None:", "tests/planner"),
     Fault("edgekit/contracts/token_costs.py", "return min(tokens, layer.window or tokens) if bounds_windows",
           "return tokens if bounds_windows", "tests/planner"),

@@ -17,7 +17,7 @@ from edgekit.contracts.token_costs import active_parameters, kv_bytes, operation
 from edgekit.device.load import load_profile
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
-from edgekit.planner.memory import activation_bytes, at_once, cache_bytes, call_tokens, explain, predict, reading_bytes
+from edgekit.planner.memory import MemoryLoad, activation_bytes, cache_bytes, explain, predict, reading_bytes
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import touched_notes
 
@@ -119,17 +119,8 @@ def test_a_budget_of_bits_is_spent_in_full_unless_the_rules_cost_more() -> None:
 def test_an_estimate_is_the_sum_of_its_classes() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     facts = PLAIN.model_copy(update={"mapped_share": 0.25, "private_share": 0.75, "runtime_bytes": 1000})
-    estimate = predict(
-        model,
-        RECIPES["s4-g64"],
-        facts,
-        held_tokens=4096,
-        sequences=2,
-        kv_bits=16,
-        chunk_tokens=512,
-        draft_bytes=7,
-        prefix_bytes=5,
-    )
+    load = MemoryLoad(model, RECIPES["s4-g64"], facts, 4096, sequences=2, kv_bits=16, chunk_tokens=512)
+    estimate = predict(load._replace(draft_bytes=7, prefix_bytes=5))
     classes = estimate.model_dump(exclude={"gpu_bytes"})  # on top of the classes
     assert estimate.total_bytes == sum(classes.values()) - estimate.disk_bytes
     assert estimate.private_bytes == estimate.total_bytes - estimate.mapped_weights_bytes
@@ -137,31 +128,29 @@ def test_an_estimate_is_the_sum_of_its_classes() -> None:
 
 def test_a_measured_tokenizer_replaces_the_figure_by_vocabulary() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
-    usual = {"held_tokens": 16, "sequences": 1, "kv_bits": 16, "chunk_tokens": 16}
+    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 16, sequences=1, kv_bits=16, chunk_tokens=16)
     mapped = PLAIN.model_copy(update={"private_share": 0, "mapped_share": 1})
     measured = mapped.model_copy(update={"tokenizer_bytes": 70_000_000, "tokenizer_reading_bytes": 900_000_000})
-    assert predict(model, RECIPES["s8"], mapped, **usual).runtime_bytes == 384 * model.vocab_size
-    estimate = predict(model, RECIPES["s8"], measured, **usual)
+    assert predict(load._replace(facts=mapped)).runtime_bytes == 384 * model.vocab_size
+    estimate = predict(load._replace(facts=measured))
     assert estimate.runtime_bytes == 70_000_000
     # Reading the file is over before the cache exists; copied weights take that memory again.
     assert estimate.activation_bytes + estimate.kv_bytes == 900_000_000
     # The vendor library does not exist yet either, and is counted with the runtime.
     library = measured.model_copy(update={"runtime_bytes": 30_000_000, "library_bytes": 10_000_000})
-    assert predict(model, RECIPES["s8"], library, **usual).private_bytes == estimate.private_bytes + 20_000_000
+    assert predict(load._replace(facts=library)).private_bytes == estimate.private_bytes + 20_000_000
     copied = measured.model_copy(update={"private_share": 1})
-    assert predict(model, RECIPES["s8"], copied, **usual).activation_bytes < 100_000_000
+    assert predict(load._replace(facts=copied)).activation_bytes < 100_000_000
 
 
 def test_narrow_caches_and_adapters_take_what_derives_their_graphs() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     facts = PLAIN.model_copy(update={"deriving_bytes": 5_000_000})
-    usual = {"held_tokens": 16, "sequences": 1, "chunk_tokens": 16}
+    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 16, sequences=1, kv_bits=32, chunk_tokens=16)
     for bits, more in ((32, 0), (16, 5_000_000), (8, 5_000_000)):
-        before, after = (predict(model, RECIPES["s8"], each, kv_bits=bits, **usual) for each in (PLAIN, facts))
+        before, after = (predict(load._replace(facts=each, kv_bits=bits)) for each in (PLAIN, facts))
         assert after.runtime_bytes - before.runtime_bytes == more
-    before, after = (
-        predict(model, RECIPES["s8"], each, kv_bits=32, adapter_rank=4, **usual) for each in (PLAIN, facts)
-    )
+    before, after = (predict(load._replace(facts=each, adapter_rank=4)) for each in (PLAIN, facts))
     assert after.adapter_bytes - before.adapter_bytes == 5_000_000
 
 
@@ -213,30 +202,30 @@ def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, t
     values = [layer.kv_heads * layer.head_dim for layer in model.layers]
     assert cache_bytes(model, tokens, 8, facts) == tokens * 2 * (sum(values) + 5 * sum(heads))
     assert cache_bytes(model, tokens, 32, facts) == tokens * 2 * 4 * sum(values)
-    assert reading_bytes(model, tokens, 1, 8, facts) == tokens * 2 * 4 * max(values)
-    assert reading_bytes(model, tokens, 1, 32, facts) == 0
+    load = MemoryLoad(model, RECIPES["s8"], facts, tokens, sequences=1, kv_bits=8, chunk_tokens=1)
+    assert reading_bytes(load) == tokens * 2 * 4 * max(values)
+    assert reading_bytes(load._replace(kv_bits=32)) == 0
 
 
 def test_scores_and_copies_beside_a_16_bit_cache_are_counted() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     facts = PLAIN.model_copy(update={"half_cache_tokens": 64})
-    assert at_once(512, 16, facts) == 64 and at_once(512, 8, facts) == 512 and at_once(512, 16, PLAIN) == 512
+    load = MemoryLoad(model, RECIPES["s8"], facts, 2048, sequences=1, kv_bits=16, chunk_tokens=512)
+    narrow, plain = load._replace(kv_bits=8), load._replace(facts=PLAIN)
+    assert [each.fed_tokens for each in (load, narrow, plain)] == [64, 512, 512]
     residual = 2 * (512 - 64) * model.hidden_size * 4
     in_32_bits = 2048 * 2 * 8 * 64 * 4  # keys and values of one layer: 8 heads of 64 values
-    assert reading_bytes(model, 2048, 512, 16, facts) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
-    assert reading_bytes(model, 2048, 512, 8, facts) == reading_bytes(model, 2048, 512, 16, PLAIN) == 0
+    assert reading_bytes(load) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
+    assert reading_bytes(narrow) == reading_bytes(plain) == 0
 
 
 def test_calls_of_a_hybrid_are_counted_as_they_are_cut() -> None:
     """LFM2 has a checkpoint every 128 tokens, so a chunk of 512 takes no more than one of 128."""
     model = shapes.spec_of(PUBLISHED["LFM2-350M"])
-    assert call_tokens(model, 512) == 128 and call_tokens(shapes.spec_of(shapes.LLAMA_32_1B), 512) == 512
-
-    def activations(chunk_tokens: int) -> int:
-        options = {"held_tokens": 4096, "sequences": 1, "kv_bits": 32, "chunk_tokens": chunk_tokens}
-        return predict(model, RECIPES["s4-g32"], PLAIN, **options).activation_bytes  # type: ignore[arg-type]
-
-    assert activations(512) == activations(128) > activations(64)
+    load = MemoryLoad(model, RECIPES["s4-g32"], PLAIN, 4096, sequences=1, kv_bits=32, chunk_tokens=512)
+    assert load.call_tokens == 128 and load._replace(model=shapes.spec_of(shapes.LLAMA_32_1B)).call_tokens == 512
+    sizes = {tokens: predict(load._replace(chunk_tokens=tokens)).activation_bytes for tokens in (512, 128, 64)}
+    assert sizes[512] == sizes[128] > sizes[64]
 
 
 @settings(deadline=None, max_examples=40)
@@ -250,10 +239,8 @@ def test_per_layer_embeddings_are_read_by_rows_and_shared_caches_counted_once() 
     """Gemma 4 E2B in 4 bits: the table stays in the file, and 20 of 35 layers have no cache of their own."""
     model, recipe = shapes.spec_of(PUBLISHED["Gemma-4-small"]), RECIPES["s4-g32"]
     by_rows = PLAIN.model_copy(update={"own_row_bytes": 1000})
-    whole, found = (
-        predict(model, recipe, each, held_tokens=4096, sequences=1, kv_bits=16, chunk_tokens=64)
-        for each in (PLAIN, by_rows)
-    )
+    load = MemoryLoad(model, recipe, PLAIN, 4096, sequences=1, kv_bits=16, chunk_tokens=64)
+    whole, found = (predict(load._replace(facts=each)) for each in (PLAIN, by_rows))
     table = 262_144 * (35 * 256 + 2)  # 8 bits, and a scale for each row
     assert whole.private_weights_bytes - found.private_weights_bytes == table
     assert (whole.mapped_weights_bytes, found.mapped_weights_bytes) == (0, 4096 * (35 * 256 + 2 + 1000))

@@ -15,7 +15,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
 from edgekit.planner.head_memory import head_mapped_bytes
-from edgekit.planner.memory import after_opening, cache_bytes, looked_up_bytes, predict
+from edgekit.planner.memory import after_opening, cache_bytes, load_of, looked_up_bytes, predict
 
 FEWEST_TOKENS = 128  # the smallest useful window or context
 USUAL_SINKS = 4
@@ -90,24 +90,19 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     built = plan.storage if is_fixed else kv_config  # the cache that the engine allocates
     tokens, bits = kv_config.capacity_tokens, kv_config.kv_bits
     state = state_bytes(kv_config) if state_bytes else cache_bytes(plan.model, tokens, bits, facts)
-    estimate = predict(
-        plan.model,
-        plan.recipe,
-        facts,
+    load = load_of(plan)._replace(
         held_tokens=built.capacity_tokens,
         sequences=config.sequences,
         kv_bits=bits,
-        chunk_tokens=plan.chunk_tokens,
         draft_bytes=config.draft_bytes,
+        prefix_bytes=config.prefix_bytes,
+        adapter_rank=0,
+        state_bytes=state,
         drafts=config.drafts,
         exact=config.exact,
-        prefix_bytes=config.prefix_bytes,
-        context=plan.context,
-        exits=plan.exits,
-        state_bytes=state,
         policy=config.policy,
-        gpu_layers=plan.gpu_layers,
     )
+    estimate = predict(load)
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
     unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0
     head = 0

@@ -24,7 +24,7 @@ from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.device.load import load_profile
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
 from edgekit.errors import InvalidInput
-from edgekit.planner.memory import cache_bytes, reading_bytes
+from edgekit.planner.memory import MemoryLoad, cache_bytes, reading_bytes
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize]
@@ -103,7 +103,8 @@ def test_state_bytes_equal_plan(int8_program: Made) -> None:
     planned = read_contents(int8_program.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
     beside = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
-    assert 0 < beside <= 1.2 * reading_bytes(model, tokens, 1, 8, facts)
+    load = MemoryLoad(model, int8_program.plan.recipe, facts, tokens, sequences=1, kv_bits=8, chunk_tokens=1)
+    assert 0 < beside <= 1.2 * reading_bytes(load)
     engine.close()
 
 

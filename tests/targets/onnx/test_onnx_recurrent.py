@@ -29,7 +29,7 @@ from edgekit.device.load import load_profile
 from edgekit.enginekit import recurrent as parts
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.model.families import model_from_config
-from edgekit.planner.memory import after_opening, predict
+from edgekit.planner.memory import MemoryLoad, after_opening, predict
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -134,16 +134,12 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
     part, recipe, device = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32"), load_profile("laptop-x86-8gb")
     facts = after_opening(offer(model, device, "cpu", recipe).memory)
     without = facts.model_copy(update={"recurrent_copies": 0.0})
+    load = MemoryLoad(model, recipe, facts, 4096, sequences=64, kv_bits=32, chunk_tokens=512)
     for sequences in (1, 4):
-        counted, not_counted = (
-            predict(model, recipe, each, held_tokens=4096, sequences=sequences, kv_bits=32, chunk_tokens=512)
-            for each in (facts, without)
-        )
+        one = load._replace(sequences=sequences)
+        counted, not_counted = predict(one), predict(one._replace(facts=without))
         assert counted.activation_bytes - not_counted.activation_bytes == part > 18 << 20
-    counted, not_counted = (
-        predict(model, recipe, each, held_tokens=4096, sequences=64, kv_bits=32, chunk_tokens=512)
-        for each in (facts, without)
-    )
+    counted, not_counted = predict(load), predict(load._replace(facts=without))
     assert counted.activation_bytes - not_counted.activation_bytes > 10 * part  # a step of all takes more than a prompt
     attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
     fewer = offer(attending, device, "cpu", recipe).memory

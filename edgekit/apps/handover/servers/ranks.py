@@ -166,13 +166,7 @@ def rank_memory(
     """Predict the memory of the fullest rank with `sequences` states of `context` tokens on it."""
     rank, facts = rank_model(model, layout), gpu_facts(layout, sequences)
     estimate = memory.predict(
-        rank,
-        recipe,
-        facts,
-        held_tokens=context,
-        sequences=sequences,
-        kv_bits=kv_bits(kv_format),
-        chunk_tokens=CHUNK_TOKENS,
+        memory.MemoryLoad(rank, recipe, facts, context, sequences, kv_bits(kv_format), CHUNK_TOKENS)
     )
     graphs = facts.layer_bytes * len(rank.layers)
     draft_bytes = 0
