@@ -255,8 +255,8 @@ def _step(load: MemoryLoad) -> list[Term]:
 def _largest_layer(load: MemoryLoad, attending_bytes: int) -> Term:
     """Return the widest layer with the logits, or attention with all its scores if the target stores them at once."""
     model, facts = load.model, load.facts
-    tokens, rows = _largest_step(model, load.fed_tokens, load.sequences, facts, load.drafts)
-    size, width = _step_bytes(model, facts, tokens, rows), activation_width(model, facts)
+    tokens, rows = _largest_step(load, load.fed_tokens)
+    size, width = _step_bytes(load, tokens, rows), activation_width(model, facts)
     if attending_bytes > size:
         return _sized("activation_bytes", attending_bytes, "of attention's scores")
     why = f"{tokens:,} tokens × {width:,.0f} wide × {facts.activation_bits} bit"
@@ -303,25 +303,21 @@ def _in_steps(tokens: int, facts: MemoryFacts) -> int:
     return -(-tokens // facts.cache_step_tokens) * facts.cache_step_tokens
 
 
-def activation_bytes(
-    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
-) -> int:
-    """Return the bytes that the largest step needs for its widest layer and its logits."""
-    return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
+def activation_bytes(load: MemoryLoad, tokens: int) -> int:
+    """Return the bytes that the largest step of `tokens` needs for its widest layer and its logits."""
+    return _step_bytes(load, *_largest_step(load, tokens))
 
 
 def _recurrent_bytes(load: MemoryLoad) -> int:
     """Return the extra bytes of recurrent state that a step allocates."""
     if checkpoint_tokens(load.model) is None:
         return 0
-    most, least = (
-        activation_bytes(load.model, tokens, load.sequences, load.facts, drafts=load.drafts)
-        for tokens in (load.fed_tokens, load.sequences)
-    )
-    return step_part_bytes(load.model, load.facts.recurrent_copies, load.sequences, spare=most - least)
+    spare = activation_bytes(load, load.fed_tokens) - activation_bytes(load, load.sequences)
+    return step_part_bytes(load.model, load.facts.recurrent_copies, load.sequences, spare)
 
 
-def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
+def _step_bytes(load: MemoryLoad, tokens: int, rows: int) -> int:
+    model, facts = load.model, load.facts
     layers, row = layers_bytes(model, tokens, facts), 0 if model.encoder else model.vocab_size * 4
     if not facts.reuses_for_logits:
         return layers + rows * row
@@ -329,18 +325,17 @@ def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) ->
     return max(layers, residual_bytes(model, tokens, facts) + planned * row) + (rows - planned) * row
 
 
-def _largest_step(
-    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, drafts: bool
-) -> tuple[int, int]:
+def _largest_step(load: MemoryLoad, tokens: int) -> tuple[int, int]:
     """Return the tokens and logit rows of the largest step: prefill of a chunk, or verification for all sequences."""
+    facts, sequences, drafts = load.facts, load.sequences, load.drafts
     # One more row: sampling copies one row at a time.
     most, extra = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
     extra += most // 4 if drafts else 0  # arrays of changing sizes fragment the heap
     left = facts.verified_tokens if drafts else 0
-    reading = chunk_tokens + left, extra + (most if sequences > 1 else 1)  # a lone sequence does one at a time
-    returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
-    verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, extra + most
-    return max(reading, verifying, key=lambda step: _step_bytes(model, facts, *step))
+    reading = tokens + left, extra + (most if sequences > 1 else 1)  # a lone sequence does one at a time
+    returned = facts.returned_bytes is not None and layers_bytes(load.model, tokens, facts) >= facts.returned_bytes
+    verifying = (min(tokens, most) if returned else tokens) + left, extra + most
+    return max(reading, verifying, key=lambda step: _step_bytes(load, *step))
 
 
 def verified_rows(sequences: int) -> int:

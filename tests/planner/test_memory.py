@@ -167,15 +167,15 @@ def test_verified_rows_count_beside_a_prompt_unless_a_lone_sequence_alternates()
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     row = model.vocab_size * 4
     layers = layers_bytes(model, 512, PLAIN)
+    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 4096, sequences=1, kv_bits=32, chunk_tokens=512)
+    drafting = load._replace(drafts=True)
     for sequences, rows in ((1, 20), (4, 20), (8, 30)):
-        assert activation_bytes(model, 512, sequences, PLAIN) == layers + (sequences + 1) * row
-        assert activation_bytes(model, 512, sequences, PLAIN, drafts=True) == layers + (rows + 1) * row
+        assert activation_bytes(load._replace(sequences=sequences), 512) == layers + (sequences + 1) * row
+        assert activation_bytes(drafting._replace(sequences=sequences), 512) == layers + (rows + 1) * row
     # Given back once it was read, a prompt's layers and the rows of a lone draft are never there together.
-    returned = PLAIN.model_copy(update={"returned_bytes": layers})
-    assert activation_bytes(model, 512, 1, returned, drafts=True) == max(
-        layers + 6 * row, layers_bytes(model, 16, PLAIN) + 21 * row
-    )
-    assert activation_bytes(model, 512, 2, returned, drafts=True) == layers + 21 * row
+    returned = drafting._replace(facts=PLAIN.model_copy(update={"returned_bytes": layers}))
+    assert activation_bytes(returned, 512) == max(layers + 6 * row, layers_bytes(model, 16, PLAIN) + 21 * row)
+    assert activation_bytes(returned._replace(sequences=2), 512) == layers + 21 * row
 
 
 def _models() -> st.SearchStrategy[ModelSpec]:
@@ -191,7 +191,8 @@ def test_a_longer_context_never_costs_fewer_bytes(
     assert kv_bytes(model, tokens + more, bits, bounds_windows=bounded) >= kv_bytes(
         model, tokens, bits, bounds_windows=bounded
     )
-    assert activation_bytes(model, tokens + more, 1, PLAIN) >= activation_bytes(model, tokens, 1, PLAIN)
+    load = MemoryLoad(model, RECIPES["s8"], PLAIN, tokens, sequences=1, kv_bits=bits, chunk_tokens=512)
+    assert activation_bytes(load, tokens + more) >= activation_bytes(load, tokens)
 
 
 @settings(deadline=None, max_examples=40)
