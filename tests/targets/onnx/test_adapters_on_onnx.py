@@ -15,14 +15,15 @@ import family_models as models
 import tiny_models
 from adapted import adapted_reference, difference
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
 from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
+from onnx_models import OnnxModel, onnx_model
 
 import edgekit
 from edgekit.artifact.export import export as export_artifact
 from edgekit.contracts.engine import Chunk
-from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.plan import Plan, Quantisation
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Quantisation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
 from edgekit.model.lora import adaptable, read_adapter
@@ -34,56 +35,36 @@ from edgekit.testing import check_engine, write_adapter
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-class Made:
-    """Exported files with room for adapters of rank 8."""
-
-    def __init__(self, folder: Path, family: str, recipe: str, level: int, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.EVERY[family])
-        self.weights: NeutralWeights = models.weights_of(folder / "model", recipe, folder / "store")
-        rank = plan.pop("adapter_rank", 8)
-        planned = models.plan_for(self.weights.model, self.weights.recipe, **plan)
-        self.plan: Plan = planned.model_copy(update={"adapter_rank": rank})
-        self.folder, self.files = folder, folder / "out"
-        self.files.mkdir()
-        export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=exact)
-
-    def storage(self, adapter: str | None) -> Any:
-        return self.plan.storage.model_copy(update={"adapter": adapter})
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+def adapted(made: OnnxModel, adapter: str | None) -> KVCacheConfig:
+    return made.plan.storage.model_copy(update={"adapter": adapter})
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("llama"), "llama", "s4-g32", FAST, exits=(1, 2), chunk_tokens=16)
+def llama() -> OnnxModel:
+    return onnx_model("llama", "s4-g32", FAST, exits=(1, 2), adapter_rank=8)
 
 
 @pytest.mark.parametrize("family", models.EVERY)
 def test_adapter_logits_equal_torch(tmp_path: Path, family: str) -> None:
     context = 48 if "longrope" in family else 128  # short factors, as torch takes for so short a text
-    made = Made(tmp_path, family, "s4-g32", EXACT, exits=(1,) if family in models.FAMILIES else (), context=context)
+    exits = (1,) if family in models.FAMILIES else ()
+    made = onnx_model(family, exits=exits, context=context, chunk_tokens=64, adapter_rank=8)
     place = write_adapter(tmp_path / "tone", made.plan.model, config={"use_rslora": True})
     tokens = list(models.tokens_of(40))
-    reference = models.reference_of(made.folder / "model", made.weights)
+    reference = made.reference()
     plain = models.logits_of(reference, tokens)
     expected = models.logits_of(adapted_reference(reference, read_adapter(place, made.plan.model)), tokens)
     assert difference(plain, expected) > 0.02, "the adapter changes nothing"
     engine = made.open()
     engine.load_adapter("tone", place)
-    first, second = (engine.start(made.storage(name)) for name in ("tone", None))
+    first, second = (engine.start(adapted(made, name)) for name in ("tone", None))
     found, base = engine.forward([Chunk(first, tokens[:30], 30), Chunk(second, tokens[:30], 30)])
     assert difference(found, expected[:30]) < 1e-3, "prefill"
     assert difference(base, plain[:30]) < 1e-3, "the base beside it"
     for place_, token in enumerate(tokens[30:34], 30):
         (found,) = engine.forward([Chunk(first, [token], 1)])
         assert difference(found, expected[place_ : place_ + 1]) < 1e-3, "decode"
-    third = engine.start(made.storage("tone"))
+    third = engine.start(adapted(made, "tone"))
     engine.forward([Chunk(third, tokens[:34], 0)])
     both = engine.forward([Chunk(state, tokens[34:35], 1) for state in (first, third)])
     for found in both:
@@ -91,7 +72,7 @@ def test_adapter_logits_equal_torch(tmp_path: Path, family: str) -> None:
     engine.close()
 
 
-def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: Made) -> None:
+def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: OnnxModel) -> None:
     """One of the adapters changes queries and values alone, with another rank."""
     engine = llama.open()
     engine.load_adapter("broad", write_adapter(tmp_path / "broad", llama.plan.model, seed=1, rank=8))
@@ -103,11 +84,11 @@ def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: Ma
     names = ["broad", "narrow", None, "broad"]
     alone = []
     for name, prompt in zip(names, prompts, strict=True):
-        state = engine.start(llama.storage(name))
+        state = engine.start(adapted(llama, name))
         engine.forward([Chunk(state, prompt, 0)])
         alone.append([engine.forward([Chunk(state, [token], 1)])[0] for token in (5, 6, 7)])
         state.close()
-    states = [engine.start(llama.storage(name)) for name in names]
+    states = [engine.start(adapted(llama, name)) for name in names]
     engine.forward([Chunk(state, prompt, 0) for state, prompt in zip(states, prompts, strict=True)])
     for step, token in enumerate((5, 6, 7)):
         together = engine.forward([Chunk(state, [token], 1) for state in states])
@@ -117,27 +98,27 @@ def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: Ma
     engine.close()
 
 
-def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: Made) -> None:
+def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: OnnxModel) -> None:
     tokens = list(models.tokens_of(12))
     answers = []
     for loads in (False, True):
         engine = llama.open()
         if loads:
             engine.load_adapter("tone", write_adapter(tmp_path / "tone", llama.plan.model))
-        state = engine.start(llama.storage(None))
+        state = engine.start(adapted(llama, None))
         answers.append(engine.forward([Chunk(state, tokens, 12)])[0])
         engine.close()
     assert np.array_equal(*answers)
 
 
-def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: Made) -> None:
+def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: OnnxModel) -> None:
     engine = llama.open(exact=True)
     engine.load_adapter("tone", write_adapter(tmp_path / "tone", llama.plan.model))
     prompt, drafted = list(models.tokens_of(9)), [4, 5, 6]
-    plain = engine.start(llama.storage("tone"))
+    plain = engine.start(adapted(llama, "tone"))
     engine.forward([Chunk(plain, prompt, 0)])
     expected = engine.forward([Chunk(plain, [3, *drafted], 4)])[0]
-    state = engine.start(llama.storage("tone"))
+    state = engine.start(adapted(llama, "tone"))
     engine.forward([Chunk(state, prompt, 0)])
     for token in (3, 4, 5):
         engine.forward([Chunk(state, [token], 1, 1)])
@@ -146,53 +127,53 @@ def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: Made) -> None:
     engine.close()
 
 
-def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: Made) -> None:
+def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: OnnxModel) -> None:
     engine = llama.open()
     place = write_adapter(tmp_path / "tone", llama.plan.model)
     taken = engine.load_adapter("tone", place)
     assert taken > read_adapter(place, llama.plan.model).parameters * 4, "the weights are copied: nothing was sealed"
     with pytest.raises(InvalidInput, match="loaded already"):
         engine.load_adapter("tone", place)
-    state = engine.start(llama.storage("tone"))
+    state = engine.start(adapted(llama, "tone"))
     engine.forward([Chunk(state, [3, 4], 1)])
     with pytest.raises(InvalidInput, match="in use"):
         engine.drop_adapter("tone")
     state.close()
     engine.drop_adapter("tone")
     with pytest.raises(UnknownName, match="tone"):
-        engine.start(llama.storage("tone"))
+        engine.start(adapted(llama, "tone"))
     with pytest.raises(UnknownName, match="tone"):
         engine.drop_adapter("tone")
     engine.close()
 
 
-def test_segments_belong_to_one_adapter(tmp_path: Path, llama: Made) -> None:
+def test_segments_belong_to_one_adapter(tmp_path: Path, llama: OnnxModel) -> None:
     engine = llama.open()
     engine.load_adapter("one", write_adapter(tmp_path / "one", llama.plan.model, seed=1))
     engine.load_adapter("two", write_adapter(tmp_path / "two", llama.plan.model, seed=2))
-    state = engine.start(llama.storage("one"))
+    state = engine.start(adapted(llama, "one"))
     engine.forward([Chunk(state, [3, 4, 5], 0)])
     state.save(0, 3).write(tmp_path / "kept")
     segment = engine.read_segment(tmp_path / "kept")
     for name in ("two", None):
-        other = engine.start(llama.storage(name))
+        other = engine.start(adapted(llama, name))
         with pytest.raises(InvalidInput, match="not saved by this model"):
             other.restore(segment)
-    again = engine.start(llama.storage("one"))
+    again = engine.start(adapted(llama, "one"))
     again.restore(segment)
     engine.close()
 
 
 @pytest.mark.parametrize(("planned", "asked"), {"no room at all": (0, 4), "a smaller rank": (2, 4)}.values())
 def test_adapter_without_planned_rank_is_refused(tmp_path: Path, planned: int, asked: int) -> None:
-    made = Made(tmp_path, "llama", "s4-g32", FAST, adapter_rank=planned)
+    made = onnx_model("llama", "s4-g32", FAST, adapter_rank=planned)
     engine = made.open()
     with pytest.raises(Unsupported, match="export it again with --adapter-rank"):
         engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, rank=asked))
     engine.close()
 
 
-def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: Made) -> None:
+def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: OnnxModel) -> None:
     plan = llama.plan.model_copy(update={"quantisation": Quantisation(method="awq")})
     engine = OnnxEngine(plan, llama.files)
     with pytest.raises(Unsupported, match="awq scaled the inputs that adapters read"):
@@ -201,7 +182,7 @@ def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: 
     orders: Any = ((llama.plan, "awq"), (plan, None))
     for refused, method in orders:
         with pytest.raises(Unsupported, match="--adapter-rank 8: awq scaled the inputs"):
-            export_artifact(refused, tmp_path / "art", source=open_source(llama.folder / "model"), method=method)
+            export_artifact(refused, tmp_path / "art", source=open_source(llama.folder), method=method)
     assert not (tmp_path / "art").exists()
 
 
@@ -210,7 +191,7 @@ def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: 
 )
 def test_adapters_pass_conformance_suite(tmp_path: Path, recipe: str, exact: bool) -> None:
     level = FAST if exact else EXACT
-    made = Made(tmp_path, "llama", recipe, level, exits=(1,), chunk_tokens=16)
+    made = onnx_model("llama", recipe, level, exits=(1,), adapter_rank=8)
     one, two = (write_adapter(tmp_path / str(seed), made.plan.model, seed=seed, rank=seed) for seed in (3, 8))
     tolerance = 0.0 if exact else 1e-5
     check_engine(lambda: made.open(exact=exact), exact=exact, tolerance=tolerance, sequences=5, adapters=(one, two))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
-from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
+from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.contracts.plan import Plan
 from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
 from edgekit.errors import Unsupported
 from edgekit.testing import check_engine, write_adapter
@@ -29,43 +27,23 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 BY_ATTENTION = KVEvictionPolicy.of(48, 4, "snapkv")
 
 
-class Made:
-    """Exported files, opened for windows that keep by attention unless asked otherwise."""
-
-    def __init__(self, folder: Path, family: str, recipe: str, level: int, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.EVERY[family])
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(weights.model, weights.recipe, **{"chunk_tokens": 16, **plan})
-        self.model, self.files = folder / "model", folder / "out"
-        self.files.mkdir()
-        export(self.plan, weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, policy: KVEvictionPolicy = BY_ATTENTION, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan.model_copy(update={"cache": policy}), self.files, exact=exact)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("llama"), "llama", "float32", EXACT, exits=(1,))
+def llama() -> OnnxModel:
+    return onnx_model("llama", "float32", EXACT, exits=(1,))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3", "gpt_oss"])
-def test_weights_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+def test_weights_are_those_of_transformers(family: str) -> None:
     """Also in layers with a window, with norms of heads, and with sinks, which take a share of them."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    made = Made(tmp_path, family, "float32", EXACT)
+    made = onnx_model(family, "float32", EXACT)
     tokens, newest = list(models.tokens_of(40)), 24
-    reference = AutoModelForCausalLM.from_pretrained(made.model, attn_implementation="eager", dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(made.folder, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         expected = reference(torch.tensor([tokens]), output_attentions=True).attentions
-    engine = made.open()
+    engine = made.open(policy=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     for start in range(0, 40, 16):
         engine.forward([Chunk(state, tokens[start : start + 16], 0)])
@@ -76,10 +54,10 @@ def test_weights_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     engine.close()
 
 
-def test_scoring_leaves_a_state_as_it_is(llama: Made) -> None:
+def test_scoring_leaves_a_state_as_it_is(llama: OnnxModel) -> None:
     """In fast mode too, where the same tokens in one call and in several are not bitwise the same."""
     tokens = list(models.tokens_of(40))
-    engine = llama.open()
+    engine = llama.open(policy=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     for token in tokens:
         engine.forward([Chunk(state, [token], 1)])
@@ -94,9 +72,9 @@ def test_scoring_leaves_a_state_as_it_is(llama: Made) -> None:
     engine.close()
 
 
-def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: Made) -> None:
+def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: OnnxModel) -> None:
     for policy in (KVEvictionPolicy(), KVEvictionPolicy.of(48, 4, "scored")):
-        engine = llama.open(policy)
+        engine = llama.open(policy=policy)
         state = engine.start(engine.plan.storage)
         engine.forward([Chunk(state, [5, 6, 7], 0)])
         assert engine.abilities.scorers == scorers_for(CACHE)
@@ -105,31 +83,32 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: Made) -> No
         with pytest.raises(Unsupported, match="no attention to score by snapkv"):
             state.scores("snapkv", 0, [7])
         engine.close()
-    engine = llama.open()
+    engine = llama.open(policy=BY_ATTENTION)
     assert engine.abilities.scorers == scorers_for(CACHE, ATTENTION)
     engine.close()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "hunyuan"])
-def test_kept_tokens_depend_on_the_text_alone(tmp_path: Path, family: str) -> None:
+def test_kept_tokens_depend_on_the_text_alone(family: str) -> None:
     """Bitwise in exact mode, under every scorer: chunks, and windows saved and restored."""
-    made = Made(tmp_path, family, "s4-g64", FAST)
-    engine = made.open(exact=True)
+    made = onnx_model(family, "s4-g64", FAST)
+    engine = made.open(exact=True, policy=BY_ATTENTION)
     check_kept_tokens_depend_on_the_text(engine, Judge(True, 0, True, 1, False))
     engine.close()
 
 
 @pytest.mark.parametrize("kv_bits", [32, 16])
-def test_the_suite_passes_with_scorers_by_attention(tmp_path: Path, kv_bits: int) -> None:
-    made = Made(tmp_path, "llama", "s4-g64", EXACT, kv_bits=kv_bits)
-    check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=20)
+def test_the_suite_passes_with_scorers_by_attention(kv_bits: int) -> None:
+    made = onnx_model("llama", "s4-g64", EXACT, kv_bits=kv_bits)
+    check_engine(
+        lambda: made.open(policy=BY_ATTENTION), exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=20
+    )
 
 
 def test_an_adapter_changes_the_attention(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", "s4-g64", FAST)
-    made.plan = made.plan.model_copy(update={"adapter_rank": 4})
+    made = onnx_model("llama", "s4-g64", FAST, adapter_rank=4)
     tokens = list(models.tokens_of(16))
-    engine = made.open()
+    engine = made.open(policy=BY_ATTENTION)
     engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, seed=1, rank=4))
     found = []
     for name in (None, "tone"):
@@ -143,10 +122,10 @@ def test_an_adapter_changes_the_attention(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_layers_that_share_a_cache_are_left_out(tmp_path: Path) -> None:
-    made = Made(tmp_path, "gemma4", "s4-g64", FAST)
+def test_layers_that_share_a_cache_are_left_out() -> None:
+    made = onnx_model("gemma4", "s4-g64", FAST)
     tokens = list(models.tokens_of(40))
-    engine = made.open()
+    engine = made.open(policy=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     engine.forward([Chunk(state, tokens[:16], 0)])
     found = list(state._attention(tokens[8:16]))

@@ -16,55 +16,32 @@ pytest.importorskip("transformers")
 
 import family_models as models
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
 from edgekit_onnx.sessions import PROVIDERS
+from onnx_models import OnnxModel, onnx_model
 
 from edgekit.common.packages import UNREPORTED
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-class Made:
-    """Exported files, which tests open."""
-
-    def __init__(self, folder: Path, config: tuple[str, dict[str, Any]], recipe: str, level: int, **plan: Any) -> None:
-        models.write_model(folder / "model", *config)
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(weights.model, weights.recipe, **plan)
-        self.files = folder / "out"
-        self.files.mkdir()
-        export(self.plan, weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=exact)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every test its own facts of the machine."""
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(
-        tmp_path_factory.mktemp("llama"), models.FAMILIES["llama"], "s4-g64", FAST, exits=(1, 2), chunk_tokens=16
-    )
+def llama() -> OnnxModel:
+    return onnx_model("llama", "s4-g64", FAST, exits=(1, 2))
 
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float32"])
-def test_exact_mode_is_bitwise(tmp_path: Path, recipe: str) -> None:
-    made = Made(tmp_path, models.FAMILIES["llama"], recipe, FAST, exits=(1,), chunk_tokens=16)
+def test_exact_mode_is_bitwise(recipe: str) -> None:
+    made = onnx_model("llama", recipe, FAST, exits=(1,))
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=100)
 
 
 @pytest.mark.slow
-def test_500_random_sequences(llama: Made) -> None:
+def test_500_random_sequences(llama: OnnxModel) -> None:
     check_engine(lambda: llama.open(exact=True), exact=True, tolerance=0, sequences=500)
 
 
@@ -72,29 +49,29 @@ def test_500_random_sequences(llama: Made) -> None:
 @pytest.mark.parametrize(
     "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3", "hunyuan"]
 )
-def test_every_family_passes_conformance_suite_bitwise(tmp_path: Path, family: str) -> None:
-    made = Made(tmp_path, models.FAMILIES[family], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
+def test_every_family_passes_conformance_suite_bitwise(family: str) -> None:
+    made = onnx_model(family, "s4-g64", FAST, exits=(1,))
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=25)
 
 
 @pytest.mark.parametrize("kv_bits", [32, 16])
-def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int) -> None:
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", EXACT, exits=(1,), chunk_tokens=16, kv_bits=kv_bits)
+def test_default_mode_equals_up_to_rounding(kv_bits: int) -> None:
+    made = onnx_model("llama", "s4-g64", EXACT, exits=(1,), kv_bits=kv_bits)
     check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=100)
 
 
 @pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3", "hunyuan"])
-def test_one_layer_eviction_equals_never_fed(tmp_path: Path, family: str) -> None:
+def test_one_layer_eviction_equals_never_fed(family: str) -> None:
     """Whole heads, parts of heads, and layers whose rope is scaled."""
-    kind, config = models.FAMILIES[family]
-    one = {**config, "num_hidden_layers": 1, "sliding_window": None}
+    config = models.FAMILIES[family][1]
+    one: dict[str, Any] = {"num_hidden_layers": 1, "sliding_window": None}
     one |= {"layer_types": ["full_attention"]} if "layer_types" in config else {}
     one |= {"no_rope_layers": [0]} if "no_rope_layers" in config else {}
-    made = Made(tmp_path, (kind, one), "s4-g32", EXACT, chunk_tokens=16)
+    made = onnx_model(family, config=one)
     check_engine(made.open, exact=False, tolerance=2e-5, memoryless=True, sequences=25)
 
 
-def test_batched_decode_equals_single_decode(llama: Made) -> None:
+def test_batched_decode_equals_single_decode(llama: OnnxModel) -> None:
     """Also after states between them were freed, and when some are not in the call."""
     engine = llama.open()
     texts = [list(models.tokens_of(9 + index, seed=index)) for index in range(4)]
@@ -116,7 +93,7 @@ def test_batched_decode_equals_single_decode(llama: Made) -> None:
     engine.close()
 
 
-def test_exit_runs_lower_layers_only(llama: Made) -> None:
+def test_exit_runs_lower_layers_only(llama: OnnxModel) -> None:
     engine = llama.open(exact=True)
     text = list(models.tokens_of(12))
     assert engine.abilities.exits == (1, 2)
@@ -134,8 +111,8 @@ def test_exit_runs_lower_layers_only(llama: Made) -> None:
     engine.close()
 
 
-def test_a_segment_of_another_model_is_refused(llama: Made, tmp_path: Path) -> None:
-    other = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST)
+def test_a_segment_of_another_model_is_refused(llama: OnnxModel, tmp_path: Path) -> None:
+    other = onnx_model("llama", "s4-g32", FAST)
     with_segment, engine = other.open(), llama.open()
     state = with_segment.start(other.plan.storage)
     with_segment.forward([Chunk(state, [1, 2, 3], 0)])
@@ -149,9 +126,9 @@ def test_a_segment_of_another_model_is_refused(llama: Made, tmp_path: Path) -> N
     engine.close()
 
 
-def test_exact_mode_is_refused_where_kernels_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_is_refused_where_kernels_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels break the rule when a single token is not padded."""
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST)
+    made = onnx_model("llama", "s4-g64", FAST)
     with monkeypatch.context() as broken:
         broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens: tokens)
         with pytest.raises(Unsupported, match="does not hold on this machine"):
@@ -159,10 +136,10 @@ def test_exact_mode_is_refused_where_kernels_differ(tmp_path: Path, monkeypatch:
     made.open(exact=True).start(made.plan.storage).close()
 
 
-def test_exact_mode_on_arm64_feeds_single_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, kernels take other steps for other even numbers of tokens."""
     monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
+    made = onnx_model("llama", "s4-g64", FAST, exits=(1,))
     sizes = set()
 
     def open_watched() -> OnnxEngine:
@@ -177,25 +154,24 @@ def test_exact_mode_on_arm64_feeds_single_tokens(tmp_path: Path, monkeypatch: py
     assert sizes == {1}
 
 
-def test_exact_mode_on_arm64_refuses_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_on_arm64_refuses_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
-    made = Made(tmp_path, models.RECURRENT["lfm2"], "s4-g32", FAST)
+    made = onnx_model("lfm2", "s4-g32", FAST)
     assert made.open().abilities.exact == "never"
     with pytest.raises(Unsupported, match="recurrent part of this model's layers does not allow"):
         made.open(exact=True)
 
 
-def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST, kv_bits=16)
+def test_exact_mode_with_sixteen_bit_keys_is_refused() -> None:
+    made = onnx_model("llama", "s4-g32", FAST, kv_bits=16)
     assert made.open().abilities.exact == "never"
     with pytest.raises(Unsupported, match="32 or 8 bits"):
         made.open(exact=True)
 
 
-def test_wide_heads_are_exact_with_eight_bits_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_heads_are_exact_with_eight_bits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime sums the scores of a head of more than 128 values in pieces that depend on the number of keys."""
-    kind, config = models.FAMILIES["qwen3"]
-    made = Made(tmp_path, (kind, config | {"head_dim": 256}), "s4-g64", FAST, context=256, chunk_tokens=200)
+    made = onnx_model("qwen3", "s4-g64", FAST, config={"head_dim": 256}, context=256, chunk_tokens=200)
     engine = made.open(exact=True)
     with pytest.raises(Unsupported, match="more than 128 values"):
         engine.start(made.plan.storage)
@@ -222,7 +198,7 @@ def _texts_in_pieces(engine: OnnxEngine, storage: KVCacheConfig) -> set[bytes]:
     return found
 
 
-def test_states_of_different_capacity(llama: Made) -> None:
+def test_states_of_different_capacity(llama: OnnxModel) -> None:
     engine = llama.open(exact=True)
     sizes = [64, 128, 64]
     states = [engine.start(KVCacheConfig(capacity_tokens=size, kv_bits=32)) for size in sizes]
@@ -233,19 +209,19 @@ def test_states_of_different_capacity(llama: Made) -> None:
     engine.close()
 
 
-def test_cuda_graphs_agree_on_the_cpu(tmp_path: Path) -> None:
+def test_cuda_graphs_agree_on_the_cpu() -> None:
     """The CPU runs the graphs written for CUDA: logits are close to float32, and the suite passes within rounding."""
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16, chunk_tokens=16)
+    made = onnx_model("llama", "s4-g32", EXACT, backend="cuda", kv_bits=16)
     cpu = PROVIDERS["cpu"]
     check_engine(lambda: OnnxEngine(made.plan, made.files, provider=cpu), exact=False, tolerance=0.03, sequences=40)
 
 
-def test_cuda_is_active_or_an_error(tmp_path: Path) -> None:
+def test_cuda_is_active_or_an_error() -> None:
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16)
+    made = onnx_model("llama", "s4-g32", EXACT, backend="cuda", kv_bits=16)
     with pytest.raises(TargetMissing, match="has no CUDAExecutionProvider"):
         made.open()
 
@@ -262,7 +238,7 @@ engine.forward([Chunk(engine.start(plan.storage), [1, 2, 3], 1)])
 """
 
 
-def test_onnxruntime_ends_calls_when_it_is_told_to(llama: Made) -> None:
+def test_onnxruntime_ends_calls_when_it_is_told_to(llama: OnnxModel) -> None:
     engine = llama.open()
     states = [engine.start(engine.plan.storage) for _ in range(2)]
     engine.forward([Chunk(states[0], [5] * 8, 0)])
@@ -273,7 +249,7 @@ def test_onnxruntime_ends_calls_when_it_is_told_to(llama: Made) -> None:
     engine.close()
 
 
-def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: Made) -> None:
+def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: OnnxModel) -> None:
     """onnxruntime would store an id of the machine, and unsent events, in the user's home."""
     (tmp_path / "user").mkdir()
     told = {name: value for name, value in os.environ.items() if name not in (*UNREPORTED, "XDG_CACHE_HOME")}

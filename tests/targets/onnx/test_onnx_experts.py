@@ -17,6 +17,7 @@ import family_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
+from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import Format, Recipe, Rule, named_recipe
@@ -29,69 +30,51 @@ TOKENS = [int(token) for token in models.tokens_of(48, seed=5)]
 NARROW = {"moe_intermediate_size": 96}  # s4-g64 fits 64 values of a row of gate, and 32 of one of down
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every test its own facts of the machine."""
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+def mixture(family: str, recipe: str = "s4-g32", level: int = FAST, **changes: Any) -> OnnxModel:
+    return onnx_model(family, recipe, level, exits=(1,) if family in models.EXPERTS else (), **changes)
 
 
-class Made:
-    """The exported files of a tiny mixture, which tests open."""
-
-    def __init__(self, folder: Path, family: str, recipe: str | Recipe, level: int, **changes: Any) -> None:
-        kind, config = models.EVERY[family]
-        models.write_model(folder / "model", kind, {**config, **changes})
-        self.weights = models.weights_of(folder / "model", recipe, folder / "store")
-        exits = (1,) if family in models.EXPERTS else ()
-        self.plan = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, exits=exits)
-        self.folder, self.files = folder, folder / "out"
-        self.files.mkdir()
-        export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=exact)
-
-    def apart(self, *, packs: bool = True) -> float:
-        """The largest difference of logits to transformers, over the largest logit: a chunk, then token by token."""
-        engine = OnnxEngine(self.plan, self.files, packs=packs)
-        state = engine.start(self.plan.storage)
-        pieces = [TOKENS[:16], TOKENS[16:25], *([token] for token in TOKENS[25:])]
-        found = np.concatenate([engine.forward([Chunk(state, piece, len(piece))])[0] for piece in pieces])
-        engine.close()
-        expected = models.logits_of(models.reference_of(self.folder / "model", self.weights), TOKENS)
-        return float(np.abs(found - expected).max() / np.abs(expected).max())
+def apart(made: OnnxModel, *, packs: bool = True) -> float:
+    """The largest difference of logits to transformers, over the largest logit: a chunk, then token by token."""
+    engine = OnnxEngine(made.plan, made.files, packs=packs)
+    state = engine.start(made.plan.storage)
+    pieces = [TOKENS[:16], TOKENS[16:25], *([token] for token in TOKENS[25:])]
+    found = np.concatenate([engine.forward([Chunk(state, piece, len(piece))])[0] for piece in pieces])
+    engine.close()
+    expected = made.logits(TOKENS)
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 @pytest.mark.parametrize("family", models.EXPERTS)
 @pytest.mark.parametrize("recipe", ["float32", "float16"])
-def test_float_experts_equal_transformers(tmp_path: Path, family: str, recipe: str) -> None:
-    assert Made(tmp_path, family, recipe, FAST).apart() < 1e-5
+def test_float_experts_equal_transformers(family: str, recipe: str) -> None:
+    assert apart(mixture(family, recipe)) < 1e-5
 
 
 @pytest.mark.parametrize(("recipe", "packs"), [("s4-g32", True), ("s4-g64", True), ("s4-g128", False), ("s8", False)])
-def test_integers_of_experts_are_those_of_the_neutral_weights(tmp_path: Path, recipe: str, packs: bool) -> None:
+def test_integers_of_experts_are_those_of_the_neutral_weights(recipe: str, packs: bool) -> None:
     """For packed weights of eight bits, the operator has only a kernel that rounds activations."""
-    made = Made(tmp_path, "qwen3_moe", recipe, EXACT, **NARROW)
-    assert made.apart(packs=packs) < 1e-5
+    made = mixture("qwen3_moe", recipe, EXACT, config=NARROW)
+    assert apart(made, packs=packs) < 1e-5
     check_weights(OnnxTarget(), made.plan, made.files, made.weights)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", models.EXPERTS)
 @pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float32"])
-def test_exact_mode_is_bitwise(tmp_path: Path, family: str, recipe: str) -> None:
-    made = Made(tmp_path, family, recipe, FAST)
+def test_exact_mode_is_bitwise(family: str, recipe: str) -> None:
+    made = mixture(family, recipe)
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=20)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "lfm2_moe"])
-def test_default_mode_equals_up_to_rounding(tmp_path: Path, family: str) -> None:
-    made = Made(tmp_path, family, "s4-g32", EXACT)
+def test_default_mode_equals_up_to_rounding(family: str) -> None:
+    made = mixture(family, level=EXACT)
     check_engine(made.open, exact=False, tolerance=1e-4, sequences=40)
 
 
 def test_experts_in_recurrent_layers_refuse_floats_and_exact_mode(tmp_path: Path) -> None:
-    made = Made(tmp_path, "lfm2_moe", "s4-g32", FAST)
+    made = mixture("lfm2_moe")
     with pytest.raises(Unsupported, match="exact mode feeds one token a call"):
         made.open(exact=True)
     floats = made.plan.model_copy(update={"recipe": named_recipe("float32")})
@@ -102,7 +85,7 @@ def test_experts_in_recurrent_layers_refuse_floats_and_exact_mode(tmp_path: Path
 def test_experts_that_the_operator_cannot_hold_are_refused(tmp_path: Path) -> None:
     eight, four = Format(kind="s8"), Format(kind="s4", group=32)
     mixed = Recipe(name="mixed", rules=(Rule(pattern="*.experts.3.*", format=eight), Rule(pattern="*", format=four)))
-    made = Made(tmp_path, "mixtral", "s4-g32", FAST)
+    made = mixture("mixtral")
     for plan, reason in (
         (made.plan.model_copy(update={"recipe": mixed}), "experts in s4 and s8 at once"),
         (made.plan.model_copy(update={"backend": "cuda", "exits": ()}), "supported on the CPU alone"),
@@ -153,7 +136,7 @@ def bias_of_other_sizes(node: Any) -> bool:
 def test_a_graph_with_other_sinks_or_biases_is_refused(
     tmp_path: Path, change: Callable[[Any], bool], named: str
 ) -> None:
-    made = Made(tmp_path, "gpt_oss", "s4-g32", FAST)
+    made = mixture("gpt_oss").copied(tmp_path)
     path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
     model = onnx.load_model(path, load_external_data=False)
     assert any(change(node) for node in model.graph.node)
@@ -164,7 +147,7 @@ def test_a_graph_with_other_sinks_or_biases_is_refused(
 
 @pytest.mark.parametrize(("attribute", "value"), [("k", 3), ("expert_weight_bits", 8), ("block_size", 64)])
 def test_a_graph_with_other_experts_is_refused(tmp_path: Path, attribute: str, value: int) -> None:
-    made = Made(tmp_path, "mixtral", "s4-g32", FAST)
+    made = mixture("mixtral").copied(tmp_path)
     path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
     model = onnx.load_model(path, load_external_data=False)
     (node, *_) = [node for node in model.graph.node if node.op_type == "QMoE"]

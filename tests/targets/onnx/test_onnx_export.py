@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
+from onnx_models import onnx_model
 
 from edgekit.contracts.engine import Chunk
-from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import Format, Recipe, Rule
 from edgekit.errors import Unsupported
 
@@ -45,18 +45,10 @@ MIXED_IN_ONE_LAYER = Recipe(
 )
 
 
-def exported(
-    folder: Path, family: str, recipe: Recipe | str, level: int = EXACT, **plan: Any
-) -> tuple[OnnxEngine, Any, NeutralWeights]:
-    """An engine on the exported files, and the reference."""
-    kind, config = models.EVERY[family]
-    models.write_model(folder / "model", kind, config)
-    weights = models.weights_of(folder / "model", recipe, folder / "store")
-    out = folder / "out"
-    out.mkdir()
-    made = models.plan_for(weights.model, weights.recipe, **plan)
-    export(made, weights, out, models.quiet, accuracy_level=level)
-    return OnnxEngine(made, out), models.reference_of(folder / "model", weights), weights
+def exported(family: str, recipe: Recipe | str = "s4-g32", level: int = EXACT, **plan: Any) -> tuple[OnnxEngine, Any]:
+    """An engine on a model's files, and the reference."""
+    made = onnx_model(family, recipe, level, **{"chunk_tokens": 64, **plan})
+    return made.open(), made.reference()
 
 
 def engine_logits(engine: OnnxEngine, tokens: list[int]) -> np.ndarray[Any, Any]:
@@ -75,11 +67,9 @@ def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.mark.parametrize("family", models.EVERY)
-def test_graph_equals_dequantised_weights(tmp_path: Path, family: str) -> None:
+def test_graph_equals_dequantised_weights(family: str) -> None:
     """Prefill, a chunk, then token by token, beyond every window."""
-    engine, reference, _ = exported(
-        tmp_path, family, "s4-g32", exits=(1,) if family in models.FAMILIES else (), context=64
-    )
+    engine, reference = exported(family, "s4-g32", exits=(1,) if family in models.FAMILIES else (), context=64)
     assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 1e-5
     engine.close()
 
@@ -90,56 +80,50 @@ def test_graph_equals_dequantised_weights(tmp_path: Path, family: str) -> None:
     ids=lambda recipe: recipe if isinstance(recipe, str) else recipe.name,
 )
 @pytest.mark.parametrize("family", ["llama untied, with biases", "gemma2"])
-def test_every_recipe_equals_its_dequantised_weights(tmp_path: Path, family: str, recipe: Recipe | str) -> None:
-    engine, reference, _ = exported(tmp_path, family, recipe)
+def test_every_recipe_equals_its_dequantised_weights(family: str, recipe: Recipe | str) -> None:
+    engine, reference = exported(family, recipe)
     assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 1e-5
     engine.close()
 
 
-def test_context_beyond_trained_uses_long_factors(tmp_path: Path) -> None:
-    engine, reference, _ = exported(tmp_path, "phi3 with longrope", "s4-g32", context=128)
+def test_context_beyond_trained_uses_long_factors() -> None:
+    engine, reference = exported("phi3 with longrope", "s4-g32", context=128)
     tokens = list(models.tokens_of(100))
     assert apart(engine_logits(engine, tokens), models.logits_of(reference, tokens)) < 1e-5
     engine.close()
 
 
-def test_int8_activations_within_bound(tmp_path: Path) -> None:
+def test_int8_activations_within_bound() -> None:
     """A random model with 64 hidden values is the worst case for rounding."""
-    engine, reference, _ = exported(tmp_path, "llama", "s4-g32", level=FAST)
+    engine, reference = exported("llama", "s4-g32", level=FAST)
     error = apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS))
     assert 1e-4 < error < 0.1
     engine.close()
 
 
-def test_float16_kv_within_bound(tmp_path: Path) -> None:
-    engine, reference, _ = exported(tmp_path, "llama", "s4-g32", kv_bits=16)
+def test_float16_kv_within_bound() -> None:
+    engine, reference = exported("llama", "s4-g32", kv_bits=16)
     assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 2e-3
     assert engine.state_bytes(engine.plan.storage) == 2 * 3 * 2 * 16 * 128 * 2
     engine.close()
 
 
-def test_indivisible_row_is_padded(tmp_path: Path) -> None:
-    config = {**models.SMALL, "hidden_size": 40, "head_dim": 16, "intermediate_size": 72}
-    models.write_model(tmp_path / "model", "llama", config)
-    weights = models.weights_of(tmp_path / "model", "s8", tmp_path / "store")
-    plan = models.plan_for(weights.model, weights.recipe)
-    (tmp_path / "out").mkdir()
-    export(plan, weights, tmp_path / "out", models.quiet, accuracy_level=EXACT)
-    engine = OnnxEngine(plan, tmp_path / "out")
-    expected = models.logits_of(models.reference_of(tmp_path / "model", weights), TOKENS)
-    assert apart(engine_logits(engine, TOKENS), expected) < 1e-5
+def test_indivisible_row_is_padded() -> None:
+    config = {"hidden_size": 40, "head_dim": 16, "intermediate_size": 72, "tie_word_embeddings": False}
+    engine, reference = exported("llama", "s8", config=config)
+    assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 1e-5
     engine.close()
 
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s8"])
-def test_written_weights_dequantise_exactly(tmp_path: Path, recipe: str) -> None:
+def test_written_weights_dequantise_exactly(recipe: str) -> None:
     """Dequantise the graphs' own initializers by the operators' definition."""
     import onnx
 
-    engine, _, weights = exported(tmp_path, "qwen3", recipe, exits=(2,))
-    engine.close()
+    made = onnx_model("qwen3", recipe, exits=(2,))
+    weights = made.weights
     found: dict[str, np.ndarray[Any, Any]] = {}
-    for path in (tmp_path / "out").glob("*.onnx"):
+    for path in made.files.glob("*.onnx"):
         graph = onnx.load(path).graph
         tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
         for node in graph.node:
@@ -167,9 +151,7 @@ def test_written_weights_dequantise_exactly(tmp_path: Path, recipe: str) -> None
     ids=["4-bit cache", "exit after the last layer", "unknown backend"],
 )
 def test_unsupported_plans_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
-    kind, config = models.FAMILIES["llama"]
-    models.write_model(tmp_path / "model", kind, config)
-    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    weights = onnx_model("llama").weights
     plan = models.plan_for(weights.model, weights.recipe, **change)
     with pytest.raises(Unsupported, match=named):
         OnnxTarget().export(plan, weights, tmp_path, models.quiet)
@@ -196,10 +178,8 @@ def test_missing_names_the_fix(monkeypatch: pytest.MonkeyPatch, installed: list[
     assert found is None if said is None else said in (found or "")
 
 
-def test_export_writes_only_its_files(tmp_path: Path) -> None:
-    engine, _, _ = exported(tmp_path, "llama", "s4-g32", exits=(1, 2))
-    engine.close()
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+def test_export_writes_only_its_files() -> None:
+    names = sorted(path.name for path in onnx_model("llama", exits=(1, 2)).files.iterdir())
     assert names == [
         "body-0-1.onnx",
         "body-1-2.onnx",

@@ -17,11 +17,11 @@ from eagle3_heads import torch_features, write_head
 from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
+from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
@@ -33,36 +33,19 @@ STORAGE = KVCacheConfig(capacity_tokens=64, kv_bits=32)
 HYBRIDS = ("lfm2", "qwen3_5")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-
-
-class Made:
-    """Files of a small model that gives hidden states, and the same without."""
-
-    def __init__(self, folder: Path, family: str, level: int, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.EVERY[family])
-        self.folder, self.weights = folder / "model", models.weights_of(folder / "model", "s4-g32", folder / "store")
-        self.spec = read_head(
-            write_head(folder / "head", self.weights.model, layers=(1, 2, 3)[: len(self.weights.model.layers)]),
-            self.weights.model,
-        ).spec
-        self.plan = models.plan_for(self.weights.model, self.weights.recipe, drafter=self.spec, **plan)
-        self.files = self.written(self.plan, folder / "out", level)
-
-    def written(self, plan: Plan, out: Path, level: int) -> Path:
-        out.mkdir()
-        export(plan, self.weights, out, models.quiet, accuracy_level=level)
-        return out
+def with_head(folder: Path, family: str, level: int, **plan: Any) -> OnnxModel:
+    """A small model that gives hidden states after its first layers."""
+    model = onnx_model(family).weights.model
+    head = write_head(folder / "head", model, layers=(1, 2, 3)[: len(model.layers)])
+    return onnx_model(family, level=level, drafter=read_head(head, model).spec, **plan)
 
 
 @pytest.mark.parametrize("kv_bits", [16, 8])
 def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They differ by the cache's rounding alone, also where a call is cut into pieces."""
     monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 5)
-    made = Made(tmp_path, "llama", EXACT, chunk_tokens=16)
-    engine = OnnxEngine(made.plan, made.files)
+    made = with_head(tmp_path, "llama", EXACT)
+    engine = made.open()
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
     wide, narrow = (np.empty((20, engine.abilities.feature_width), np.float32) for _ in range(2))
     for bits, hidden in ((32, wide), (kv_bits, narrow)):
@@ -80,35 +63,35 @@ def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monke
     + [(each, ()) for each in (*HYBRIDS, "gemma4")],
 )
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, exits: tuple[int, ...]) -> None:
-    made = Made(tmp_path, family, EXACT, exits=exits, chunk_tokens=16)
-    engine = OnnxEngine(made.plan, made.files)
+    made = with_head(tmp_path, family, EXACT, exits=exits)
+    engine = made.open()
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
     hidden = np.empty((20, engine.abilities.feature_width), np.float32)
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
     engine.forward([Chunk(state, tokens[16:], 4, features=hidden[16:])])
-    expected = torch_features(models.reference_of(made.folder, made.weights), tokens, made.spec.hidden_layers)
+    expected = torch_features(made.reference(), tokens, made.plan.drafter.hidden_layers)
     np.testing.assert_allclose(hidden, expected, atol=1e-4 * np.abs(expected).max())
     engine.close()
 
 
 def test_conformance_holds_with_hidden_states_and_exits_in_exact_mode(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", FAST, exits=(1,), chunk_tokens=16)
-    check_engine(lambda: OnnxEngine(made.plan, made.files, exact=True), exact=True, tolerance=0, sequences=25)
-    check_engine(lambda: OnnxEngine(made.plan, made.files), exact=False, tolerance=0.05, sequences=10)
+    made = with_head(tmp_path, "llama", FAST, exits=(1,))
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=25)
+    check_engine(made.open, exact=False, tolerance=0.05, sequences=10)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_conformance_holds_with_hidden_states_beside_recurrent_layers(tmp_path: Path, family: str) -> None:
-    made = Made(tmp_path, family, FAST, chunk_tokens=16)
-    check_engine(lambda: OnnxEngine(made.plan, made.files, exact=True), exact=True, tolerance=0, sequences=10)
-    check_engine(lambda: OnnxEngine(made.plan, made.files), exact=False, tolerance=0.05, sequences=5)
+    made = with_head(tmp_path, family, FAST)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=10)
+    check_engine(made.open, exact=False, tolerance=0.05, sequences=5)
 
 
 def test_a_plan_without_a_head_writes_the_graphs_as_before_and_equal_logits(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", FAST, chunk_tokens=16)
+    made = with_head(tmp_path, "llama", FAST)
     plain = made.plan.model_copy(update={"drafter": None})
-    files = made.written(plain, tmp_path / "plain", FAST)
+    files = onnx_model("llama", level=FAST).files
     assert (files / "weights.bin").read_bytes() == (made.files / "weights.bin").read_bytes()
     outputs = [
         {value.name for value in onnx.load(path, load_external_data=False).graph.output}
@@ -127,7 +110,7 @@ def test_a_plan_without_a_head_writes_the_graphs_as_before_and_equal_logits(tmp_
 
 
 def test_cuda_refuses_a_head_by_name(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", FAST)
+    made = with_head(tmp_path, "llama", FAST)
     plan = made.plan.model_copy(update={"backend": "cuda", "storage": KVCacheConfig(capacity_tokens=128, kv_bits=16)})
     with pytest.raises(Unsupported, match="on the CPU alone; leave out --drafter"):
-        made.written(plan, tmp_path / "cuda", FAST)
+        export(plan, made.weights, tmp_path / "cuda", models.quiet)

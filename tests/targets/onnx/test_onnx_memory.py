@@ -73,13 +73,6 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
     return Sealed(tmp_path_factory.mktemp("sealed"), models.FAMILIES["llama"][1])
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("EDGEKIT_PACKED", raising=False)
-    return tmp_path / "home"
-
-
 def kept(home: Path) -> list[Path]:
     return sorted((home / "packed").iterdir())
 

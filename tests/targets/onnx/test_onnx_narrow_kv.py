@@ -17,14 +17,13 @@ pytest.importorskip("transformers")
 
 import family_models as models
 from edgekit_onnx import runner
-from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import FAST
 from edgekit_onnx.float16_kv import with_halves
 from edgekit_onnx.int8_kv import MARGIN, STEPS_FILE, KVRange, read_steps, with_steps
+from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
@@ -38,40 +37,14 @@ NEAR = {32: 0.0, 16: 0.01, 8: 0.05}
 KINDS, FORMER = ("key", "value"), "cache-steps.safetensors"
 
 
-class Made:
-    """Exported files, which tests open."""
-
-    def __init__(self, folder: Path, family: str, recipe: str = "s4-g32", level: int = EXACT, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.EVERY[family])
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(weights.model, weights.recipe, **{"chunk_tokens": 16, **plan})
-        self.files = folder / "out"
-        self.files.mkdir()
-        export(self.plan, weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=exact)
-
-    def open_with(self, bits: int, *, exact: bool = False) -> OnnxEngine:
-        """An engine that offers only a cache of this width."""
-        engine = self.open(exact=exact)
-        engine.abilities = engine.abilities.model_copy(update={"kv_bits": (bits,)})
-        return engine
-
-
 def distance(fp32: np.ndarray[Any, Any], int8: np.ndarray[Any, Any]) -> float:
     """The root mean square difference of logits over their standard deviation."""
     return float(np.sqrt(np.mean((fp32 - int8) ** 2)) / fp32.std())
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("llama"), "llama", exits=(1,))
+def llama() -> OnnxModel:
+    return onnx_model("llama", exits=(1,))
 
 
 # Rounded keys can choose other experts, whose logits are others, unless a token uses all of them.
@@ -79,9 +52,9 @@ CHOSEN = models.EXPERTS.keys() | models.HYBRID_EXPERTS.keys()
 
 
 @pytest.mark.parametrize("family", [*sorted(models.EVERY.keys() - CHOSEN), "gpt_oss, all experts, tied"])
-def test_logits_of_every_width_are_close(tmp_path: Path, family: str) -> None:
+def test_logits_of_every_width_are_close(family: str) -> None:
     """Prefill in pieces beyond declared windows, then decode token by token."""
-    engine = Made(tmp_path, family).open()
+    engine = onnx_model(family).open()
     assert engine.abilities.kv_bits == (32, 16, 8)
     tokens, said = list(models.tokens_of(40)), {}
     for bits in engine.abilities.kv_bits:
@@ -96,22 +69,22 @@ def test_logits_of_every_width_are_close(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_conformance_suite(llama: Made, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conformance_suite(llama: OnnxModel, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 5)
-    check_engine(lambda: llama.open_with(bits), exact=False, tolerance=5e-3, sequences=40)
+    check_engine(lambda: llama.open(kv_bits=bits), exact=False, tolerance=5e-3, sequences=40)
 
 
-def test_exact_mode_is_bitwise(llama: Made) -> None:
-    check_engine(lambda: llama.open_with(8, exact=True), exact=True, tolerance=0, sequences=40)
+def test_exact_mode_is_bitwise(llama: OnnxModel) -> None:
+    check_engine(lambda: llama.open(exact=True, kv_bits=8), exact=True, tolerance=0, sequences=40)
 
 
 @pytest.mark.parametrize("recipe", ["s4-g64", "s8"])
-def test_exact_mode_with_int8_kv_and_activations_is_bitwise(tmp_path: Path, recipe: str) -> None:
-    made = Made(tmp_path, "qwen3", recipe, FAST, exits=(1,))
-    check_engine(lambda: made.open_with(8, exact=True), exact=True, tolerance=0, sequences=25)
+def test_exact_mode_with_int8_kv_and_activations_is_bitwise(recipe: str) -> None:
+    made = onnx_model("qwen3", recipe, FAST, exits=(1,))
+    check_engine(lambda: made.open(exact=True, kv_bits=8), exact=True, tolerance=0, sequences=25)
 
 
-def test_state_takes_the_bytes_of_its_width(llama: Made) -> None:
+def test_state_takes_the_bytes_of_its_width(llama: OnnxModel) -> None:
     engine = llama.open()
     facts = llama.plan.memory.model_copy(update={"cache_scale_bits": 0})  # as in this target's offers
     for bits in (32, 16, 8):
@@ -121,7 +94,7 @@ def test_state_takes_the_bytes_of_its_width(llama: Made) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_keys_are_rotated_on_eviction(llama: Made, bits: int) -> None:
+def test_keys_are_rotated_on_eviction(llama: OnnxModel, bits: int) -> None:
     """After the same evictions, logits of a narrow state are close to those of a float32 state."""
     engine, tokens, said = llama.open(), list(models.tokens_of(30)), []
     for width in (32, bits):
@@ -136,22 +109,22 @@ def test_keys_are_rotated_on_eviction(llama: Made, bits: int) -> None:
     engine.close()
 
 
-def test_sixteen_bits_are_refused_in_exact_mode(llama: Made) -> None:
+def test_sixteen_bits_are_refused_in_exact_mode(llama: OnnxModel) -> None:
     engine = llama.open(exact=True)
     with pytest.raises(Unsupported, match="exact mode needs keys and values of 32 or 8 bits"):
         engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=16))
     engine.close()
 
 
-def test_plan_with_int8_kv_opens(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", kv_bits=8)
+def test_plan_with_int8_kv_opens() -> None:
+    made = onnx_model("llama", kv_bits=8)
     engine = made.open()
     state = engine.start(made.plan.storage)
     assert state.bytes == engine.state_bytes(made.plan.storage.model_copy(update={"kv_bits": 32})) // 4
     engine.close()
 
 
-def test_unused_session_variants_are_dropped(llama: Made) -> None:
+def test_unused_session_variants_are_dropped(llama: OnnxModel) -> None:
     """The float32 sessions are closed when every state is 8-bit."""
     engine = llama.open()
     engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=8))
@@ -161,7 +134,7 @@ def test_unused_session_variants_are_dropped(llama: Made) -> None:
     engine.close()
 
 
-def test_a_dropped_engine_leaves_no_session(llama: Made) -> None:
+def test_a_dropped_engine_leaves_no_session(llama: OnnxModel) -> None:
     engine = llama.open()
     for bits in (8, 32):
         engine.forward([Chunk(engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=bits)), [3, 4], 1)])
@@ -174,7 +147,7 @@ def test_a_dropped_engine_leaves_no_session(llama: Made) -> None:
 
 
 def test_artifact_without_steps_refuses_int8_kv(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama")
+    made = onnx_model("llama").copied(tmp_path)
     (made.files / STEPS_FILE).unlink()
     engine = made.open()
     assert engine.abilities.kv_bits == (32, 16)
@@ -190,7 +163,7 @@ def rewrite(path: Path, dtype: str, arrays: dict[str, Any]) -> None:
         writer.seal()
 
 
-def write_former_steps(made: Made) -> dict[str, Any]:
+def write_former_steps(made: OnnxModel) -> dict[str, Any]:
     """Replace the steps by a file as older versions wrote it."""
     steps = read_steps(made.files, made.plan.model)
     assert steps is not None
@@ -204,7 +177,7 @@ def write_former_steps(made: Made) -> dict[str, Any]:
 
 @pytest.mark.parametrize("damage", ["shape", "missing", "extra", "floats", "cut", "link"])
 def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
-    made = Made(tmp_path, "llama")
+    made = onnx_model("llama").copied(tmp_path)
     path = made.files / STEPS_FILE
     with TensorFolder.open(path) as tensors:
         steps = np.array(tensors.array("steps"))
@@ -222,7 +195,7 @@ def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_steps_of_an_older_version_give_the_same_numbers(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama")
+    made = onnx_model("llama").copied(tmp_path)
 
     def logits() -> Any:
         engine = made.open()
@@ -238,7 +211,7 @@ def test_steps_of_an_older_version_give_the_same_numbers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["zero", "shape", "missing", "extra"])
 def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: str) -> None:
-    made = Made(tmp_path, "llama")
+    made = onnx_model("llama").copied(tmp_path)
     arrays = write_former_steps(made)
     if damage == "zero":
         arrays["0.key"][0, 0] = 0
@@ -255,7 +228,7 @@ def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: s
 
 
 @pytest.mark.parametrize("most", [1e-4, 0.37, 1.0, 11.0, 3e5])
-def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: Made, most: float) -> None:
+def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: OnnxModel, most: float) -> None:
     model = llama.plan.model
     ranges = KVRange(model)
     layer = model.layers[0]
@@ -266,14 +239,14 @@ def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one
         assert np.abs(np.log2(steps * 127 / (MARGIN * most))).max() <= 1 / 16 + 1e-5
 
 
-def test_a_channel_that_was_always_zero_has_a_step(llama: Made) -> None:
+def test_a_channel_that_was_always_zero_has_a_step(llama: OnnxModel) -> None:
     for pair in KVRange(llama.plan.model).steps():
         assert all((steps > 0).all() for steps in pair)
 
 
-def test_rotated_pair_has_one_step(tmp_path: Path) -> None:
+def test_rotated_pair_has_one_step() -> None:
     """Otherwise a rotation would leave the range, or mix integers of different scales."""
-    made = Made(tmp_path, "phi3 with longrope")
+    made = onnx_model("phi3 with longrope")
     steps = read_steps(made.files, made.plan.model)
     assert steps is not None
     for keys, _ in steps:
@@ -283,7 +256,7 @@ def test_rotated_pair_has_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [with_steps, with_halves])
-def test_graph_is_changed_once(llama: Made, change: Callable[[bytes], bytes]) -> None:
+def test_graph_is_changed_once(llama: OnnxModel, change: Callable[[bytes], bytes]) -> None:
     """A graph saved by onnxruntime states default attributes; none may be added twice."""
     import onnx
 
@@ -294,9 +267,9 @@ def test_graph_is_changed_once(llama: Made, change: Callable[[bytes], bytes]) ->
         assert len(names) == len(set(names))
 
 
-def test_an_artifact_planned_with_16_bits_opens_with_8(tmp_path: Path) -> None:
-    made = Made(tmp_path, "llama", kv_bits=16)
+def test_an_artifact_planned_with_16_bits_opens_with_8() -> None:
+    made = onnx_model("llama", kv_bits=16)
     engine = made.open()
     assert engine.abilities.kv_bits == (16, 8)
-    check_engine(lambda: made.open_with(16), exact=False, tolerance=5e-3, sequences=10)
+    check_engine(lambda: made.open(kv_bits=16), exact=False, tolerance=5e-3, sequences=10)
     engine.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,14 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx.audit import audit
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import FAST, export
 from edgekit_onnx.prepacking import pack
+from onnx_models import OnnxModel, onnx_model
 from runtimes import codec
 from speculating import check_drafts_change_no_text
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
-from edgekit.contracts.plan import Plan
 from edgekit.contracts.token_costs import kv_bytes
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.runtime.memory.budget import MemoryBudget
@@ -34,68 +33,23 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 TOKENS = [int(token) for token in models.tokens_of(120, seed=3)]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every test its own facts of the machine."""
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-
-
-class Made:
-    """The exported files of a tiny model, which tests open."""
-
-    def __init__(
-        self, folder: Path, family: str, recipe: str, level: int, *, vocabulary: int = 160, layers: int = 6, **plan: Any
-    ) -> None:
-        kind, config = models.SHARING[family]
-        sizes: dict[str, Any] = {
-            "vocab_size": vocabulary,
-            "vocab_size_per_layer_input": vocabulary,
-            "num_hidden_layers": layers,
-        }
-        sizes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
-        models.write_model(folder / "model", kind, {**config, **sizes})
-        self.weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(self.weights.model, self.weights.recipe, **{"chunk_tokens": 16, **plan})
-        self.files = folder / "out"
-        self.files.mkdir()
-        export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
-
-    def open(self, *, exact: bool = False) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=exact)
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("gemma4"), "gemma4", "s4-g64", FAST, sequences=8)
+def made() -> OnnxModel:
+    return onnx_model("gemma4", "s4-g64", FAST, sequences=8)
 
 
-def test_exact_mode_is_bitwise(made: Made) -> None:
+def test_exact_mode_is_bitwise(made: OnnxModel) -> None:
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=60)
 
 
 @pytest.mark.parametrize(("family", "kv_bits"), [("gemma4", 16), ("gemma4", 8), (list(models.SHARING)[1], 32)])
-def test_default_mode_equals_up_to_rounding(tmp_path: Path, family: str, kv_bits: int) -> None:
-    made = Made(tmp_path, family, "s4-g64", EXACT)
-
-    def narrow() -> OnnxEngine:
-        engine = made.open()
-        engine.abilities = engine.abilities.model_copy(update={"kv_bits": (kv_bits,)})
-        return engine
-
-    check_engine(narrow, exact=False, tolerance=1e-5 if kv_bits == 32 else 0.1, sequences=40)
+def test_default_mode_equals_up_to_rounding(family: str, kv_bits: int) -> None:
+    made = onnx_model(family, "s4-g64")
+    tolerance = 1e-5 if kv_bits == 32 else 0.1
+    check_engine(lambda: made.open(kv_bits=kv_bits), exact=False, tolerance=tolerance, sequences=40)
 
 
-@pytest.mark.parametrize("family", models.SHARING)
-def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: str) -> None:
-    """Windows of 12 tokens are left far behind."""
-    made = Made(tmp_path, family, "float32", FAST)
-    reference, engine = models.reference_of(tmp_path / "model", made.weights), made.open()
-    text = models.greedy_text(engine, engine.start(made.plan.storage), TOKENS[:20], first=13)
-    assert text[20:] == [int(row.argmax()) for row in models.logits_of(reference, text)[19:-1]]
-    engine.close()
-
-
-def test_the_cache_of_shared_layers_is_stored_once(made: Made) -> None:
+def test_the_cache_of_shared_layers_is_stored_once(made: OnnxModel) -> None:
     engine = made.open()
     state = engine.start(made.plan.storage)
     feed(engine, state, TOKENS[:40])
@@ -108,12 +62,14 @@ def test_the_cache_of_shared_layers_is_stored_once(made: Made) -> None:
     engine.close()
 
 
-def test_drafts_change_no_text_in_exact_mode(tmp_path: Path) -> None:
-    made = Made(tmp_path, "gemma4", "s4-g32", FAST, vocabulary=codec().vocabulary)
+def test_drafts_change_no_text_in_exact_mode() -> None:
+    vocabulary = codec().vocabulary
+    sizes = {"vocab_size": vocabulary, "vocab_size_per_layer_input": vocabulary}
+    made = onnx_model("gemma4", level=FAST, config=sizes)
     check_drafts_change_no_text(partial(made.open, exact=True))
 
 
-def test_eight_in_a_batch_equal_eight_alone(made: Made) -> None:
+def test_eight_in_a_batch_equal_eight_alone(made: OnnxModel) -> None:
     """In exact mode to the bit."""
     engine = made.open(exact=True)
     prompts = [TOKENS[place : place + 5 + 3 * place] for place in range(8)]
@@ -133,7 +89,7 @@ def test_eight_in_a_batch_equal_eight_alone(made: Made) -> None:
     engine.close()
 
 
-def test_prefixes_are_reused_and_states_continue_in_another_engine(made: Made, tmp_path: Path) -> None:
+def test_prefixes_are_reused_and_states_continue_in_another_engine(made: OnnxModel, tmp_path: Path) -> None:
     engine = made.open(exact=True)
     reuse = Reuse(Prefixes(MemoryBudget(None)), PrefixKey("", None, 32))
     first = engine.start(engine.plan.storage)
@@ -159,14 +115,15 @@ def test_prefixes_are_reused_and_states_continue_in_another_engine(made: Made, t
 
 def test_packed_graphs_give_the_same_bits(tmp_path: Path) -> None:
     """With more layers than a small constant could name."""
-    made = Made(tmp_path, "gemma4", "s4-g32", FAST, layers=12)
+    kinds = ["sliding_attention", "full_attention"] * 6
+    made = onnx_model("gemma4", level=FAST, config={"num_hidden_layers": 12, "layer_types": kinds})
     folder = tmp_path / "packed"
     folder.mkdir()
     pack(made.files, 1, 32, audit(made.plan, made.files), folder)
     assert {path.suffix for path in folder.iterdir()} == {".onnx", ".bin"}
 
 
-def test_a_second_table_of_other_sizes_is_refused(made: Made) -> None:
+def test_a_second_table_of_other_sizes_is_refused(made: OnnxModel) -> None:
     smaller = made.plan.model.model_copy(
         update={"per_layer_input": made.plan.model.per_layer_input.model_copy(update={"vocab_size": 159})}  # type: ignore[union-attr]
     )
@@ -174,7 +131,7 @@ def test_a_second_table_of_other_sizes_is_refused(made: Made) -> None:
         OnnxEngine(made.plan.model_copy(update={"model": smaller}), made.files)
 
 
-def test_exits_and_cuda_are_refused_by_name(made: Made, tmp_path: Path) -> None:
+def test_exits_and_cuda_are_refused_by_name(made: OnnxModel, tmp_path: Path) -> None:
     for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
         plan = made.plan.model_copy(update=change)
         storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage

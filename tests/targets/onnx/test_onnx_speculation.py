@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,13 @@ pytest.importorskip("transformers")
 
 import family_models as models
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import FAST, export
+from edgekit_onnx.export import FAST
+from onnx_models import OnnxModel, onnx_model
 from runtimes import codec
 from speculating import SOURCES
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-from edgekit.contracts.plan import Plan
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.testing import FakeEngine
@@ -41,43 +40,25 @@ KEPT = {
 PROMPTS = ([5, 6, 7] * 6, list(range(60, 75)))
 
 
-class Made:
-    """Files of one small model, which tests open."""
-
-    def __init__(self, folder: Path, recipe: str, seed: int = 0) -> None:
-        kind, config = models.FAMILIES["llama"]
-        models.write_model(folder / "model", kind, {**config, "vocab_size": SIZE}, seed=seed)
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(
-            weights.model, weights.recipe, exits=(1, 2), context=96, chunk_tokens=16, sequences=3
-        )
-        self.files = folder / "out"
-        self.files.mkdir()
-        export(self.plan, weights, self.files, models.quiet, accuracy_level=FAST)
-
-    def open(self) -> OnnxEngine:
-        return OnnxEngine(self.plan, self.files, exact=True)
-
-
 @pytest.fixture(scope="module", params=["s4-g32", "s4-g64"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("target"), request.param)
+def made(request: pytest.FixtureRequest) -> OnnxModel:
+    return onnx_model("llama", request.param, FAST, config={"vocab_size": SIZE}, exits=(1, 2), context=96, sequences=3)
 
 
-def opened(made: Made, kept: str, drafter: str | None, text: list[int]) -> Runtime:
-    engine = made.open()
+def opened(made: OnnxModel, kept: str, drafter: str | None, text: list[int]) -> Runtime:
+    engine = made.open(exact=True)
     storage, policy = KEPT[kept]
     source: DrafterFactory | None = None
     if drafter is not None:
         # The same model drafts for itself, or a fake one that is hardly ever right.
-        draft = made.open() if "model" in drafter else FakeEngine(vocabulary=SIZE)
+        draft = made.open(exact=True) if "model" in drafter else FakeEngine(vocabulary=SIZE)
         held = storage if "model" in drafter else KVCacheConfig(capacity_tokens=96, kv_bits=16)
         source = SOURCES[drafter](engine, draft, held, text)
     return Runtime(engine, codec(), kv_config=storage, policy=policy, sequences=3, chunk_tokens=16, drafting=source)
 
 
 @pytest.fixture(scope="module")
-def plain(made: Made) -> dict[tuple[str, str], list[tuple[int, ...]]]:
+def plain(made: OnnxModel) -> dict[tuple[str, str], list[tuple[int, ...]]]:
     found = {}
     for kept in KEPT:
         with opened(made, kept, None, []) as runtime:
@@ -88,7 +69,7 @@ def plain(made: Made) -> dict[tuple[str, str], list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("drafter", SOURCES)
-def test_drafters_do_not_change_text(made: Made, plain: Any, drafter: str, kept: str) -> None:
+def test_drafters_do_not_change_text(made: OnnxModel, plain: Any, drafter: str, kept: str) -> None:
     with opened(made, kept, drafter, list(plain[kept, "greedy"][0])) as runtime:
         for name, sampling in SAMPLINGS.items():
             streams = [runtime.submit(prompt, max_tokens=30, **sampling) for prompt in PROMPTS]
@@ -125,18 +106,18 @@ DRAFTS = {
 
 @pytest.mark.parametrize("exit_", [1, 2])
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
-def test_verifying_after_exit_is_bitwise_equal(made: Made, draft: Any, exit_: int) -> None:
+def test_verifying_after_exit_is_bitwise_equal(made: OnnxModel, draft: Any, exit_: int) -> None:
     tokens, drafted = draft
     for length in (7, 8, 31):
         history = list(models.tokens_of(length))
-        engine = made.open()
+        engine = made.open(exact=True)
         expected = rows_of(engine, history, tokens, [], exit_)
         assert np.array_equal(rows_of(engine, history, tokens, drafted, exit_), expected)
         engine.close()
 
 
-def test_drafting_layers_do_not_run_again(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = made.open()
+def test_drafting_layers_do_not_run_again(made: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made.open(exact=True)
     runner, ran = engine._runner, []
     body = runner.body
 
@@ -155,8 +136,8 @@ def test_drafting_layers_do_not_run_again(made: Made, monkeypatch: pytest.Monkey
     engine.close()
 
 
-def test_moved_state_drops_drafted_hidden_states(made: Made) -> None:
-    engine = made.open()
+def test_moved_state_drops_drafted_hidden_states(made: OnnxModel) -> None:
+    engine = made.open(exact=True)
     history, tokens = list(models.tokens_of(9)), [5, 6, 7]
     expected = rows_of(engine, history, tokens, [], 1)
     first = engine.start(STORAGE)

@@ -14,12 +14,10 @@ pytest.importorskip("transformers")
 import family_models as models
 import measured
 from edgekit_onnx import OnnxTarget
-from edgekit_onnx.export import export
+from onnx_models import onnx_model
 from process_files import open_files
 
 from edgekit.artifact.self_check import self_check
-from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.plan import Plan
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -29,31 +27,21 @@ CASES = [(family, "s4-g32") for family in models.EVERY]
 CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
 
 
-def exported(folder: Path, family: str = "llama", recipe: str = "s4-g32") -> tuple[Plan, NeutralWeights]:
-    """A family's tiny model, exported to `out`: its plan and its weights."""
-    models.write_model(folder / "model", *models.EVERY[family])
-    weights = models.weights_of(folder / "model", recipe, folder / "store")
-    (folder / "out").mkdir()
-    plan = models.plan_for(weights.model, weights.recipe)
-    export(plan, weights, folder / "out", models.quiet)
-    return plan, weights
-
-
 @pytest.mark.parametrize(("family", "recipe"), CASES)
-def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, tmp_path: Path) -> None:
-    plan, weights = exported(tmp_path, family, recipe)
-    check_weights(OnnxTarget(), plan, tmp_path / "out", weights)
+def test_weights_read_back_equal_neutral_weights(family: str, recipe: str) -> None:
+    made = onnx_model(family, recipe)
+    check_weights(OnnxTarget(), made.plan, made.files, made.weights)
 
 
 def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
-    plan, _ = exported(tmp_path)
+    plan, *_ = onnx_model("llama").copied(tmp_path)
     (tmp_path / "out/weights.bin").write_bytes(b"")
     assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
 def test_reading_back_maps_a_file_once_and_keeps_none_open(tmp_path: Path) -> None:
-    plan, _ = exported(tmp_path)
+    plan, *_ = onnx_model("llama").copied(tmp_path)
     list(OnnxTarget().weights(plan, tmp_path / "out"))  # what is imported and opened once
     gc.collect()
     gc.disable()  # so that nothing in a cycle is freed by chance
@@ -76,7 +64,7 @@ class Absent(OnnxTarget):
 
 
 def test_self_check_without_engine_reads_weights_back(tmp_path: Path) -> None:
-    plan, weights = exported(tmp_path)
+    plan, _, weights, _ = onnx_model("llama").copied(tmp_path)
     found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet).summary
     assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
     data = bytearray((tmp_path / "out/weights.bin").read_bytes())
