@@ -15,6 +15,7 @@ import numpy as np
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, export
 
+from edgekit.artifact.artifact import seal
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
@@ -40,6 +41,12 @@ class OnnxModel(NamedTuple):
     def copied(self, folder: Path) -> OnnxModel:
         """The same files in `folder`, where a test may damage them."""
         return self._replace(files=Path(shutil.copytree(self.files, folder / "out")))
+
+    def sealed(self, folder: Path) -> OnnxModel:
+        """The same files as a sealed artifact in `folder`."""
+        files = folder / "artifact"
+        seal(self.copied(folder).files, files, self.plan, weights_sha256="0" * 64, tools={}, self_check="none")
+        return self._replace(files=files)
 
     def reference(self) -> Any:
         """transformers' model with the dequantised weights."""

@@ -33,7 +33,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "typical 0.8": {"typical_p": 0.8},
     "all of them": {"top_k": 997, "top_p": 0.95, "min_p": 0.001, "typical_p": 0.9},
 }
-DRAWS = int(os.environ.get("EDGEKIT_TEST_DRAWS", "100000"))  # of the slow test, in all; a million took 14 minutes
+DRAWS = int(os.environ.get("EDGEKIT_TEST_DRAWS", "20000"))  # of the slow test, in all; a million took 14 minutes
 RANDOM = np.random.default_rng(8)
 ROWS: dict[str, np.ndarray] = {
     "a real one": REAL[0],
@@ -176,7 +176,7 @@ def test_many_choices_from_real_logits_are_exact(row: int) -> None:
             except Unsure:
                 continue
             possible = possible_winners(REAL[row], kept, temperature)
-            for position in range(50):
+            for position in range(10):
                 assert sampler.choose(REAL[row], position) in winners_of(possible, temperature, place, position)
 
 

@@ -22,16 +22,15 @@ import family_models as models
 import tiny_models
 from edgekit_onnx import prepack_cache as packed
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import export
+from edgekit_onnx.export import FAST
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
+from onnx_models import OnnxModel, onnx_model
 
 import edgekit
-from edgekit.artifact.artifact import seal
 from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.common.free_memory import Free
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -45,32 +44,23 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-class Sealed:
-    """A sealed artifact and its plan."""
+def sealed_model(folder: Path, *, config: dict[str, Any] | None = None, **plan: Any) -> OnnxModel:
+    model = {"recipe": "s4-g32", "family": "llama", "exits": (1,), "chunk_tokens": 64, **plan}
+    return onnx_model(level=FAST, config=config, **model).sealed(folder)
 
-    def __init__(
-        self, folder: Path, config: dict[str, Any], recipe: str = "s4-g32", kind: str = "llama", **planned: Any
-    ) -> None:
-        models.write_model(folder / "model", kind, config)
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan: Plan = models.plan_for(weights.model, weights.recipe, exits=(1,), **planned)
-        self.files = folder / "artifact"
-        (folder / "staging").mkdir()
-        export(self.plan, weights, folder / "staging", models.quiet)
-        seal(folder / "staging", self.files, self.plan, weights_sha256="0" * 64, tools={}, self_check="none")
 
-    def say(self) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
-        """Some logits, and the engine's notes."""
-        engine = OnnxEngine(self.plan, self.files)
-        state = engine.start(self.plan.storage)
-        found = engine.forward([Chunk(state, list(models.tokens_of(20)), 20)])[0]
-        engine.close()
-        return found, engine.notes
+def say(made: OnnxModel) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+    """Some logits, and the engine's notes."""
+    engine = made.open()
+    state = engine.start(made.plan.storage)
+    found = engine.forward([Chunk(state, list(models.tokens_of(20)), 20)])[0]
+    engine.close()
+    return found, engine.notes
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
-    return Sealed(tmp_path_factory.mktemp("sealed"), models.FAMILIES["llama"][1])
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+    return sealed_model(tmp_path_factory.mktemp("sealed"))
 
 
 def kept(home: Path) -> list[Path]:
@@ -111,7 +101,7 @@ def test_eviction_returns_memory() -> None:
     slab.close()
 
 
-def test_state_bytes(sealed: Sealed) -> None:
+def test_state_bytes(sealed: OnnxModel) -> None:
     engine = OnnxEngine(sealed.plan, sealed.files)
     state = engine.start(sealed.plan.storage)
     assert state.bytes == engine.state_bytes(sealed.plan.storage) == 3 * 2 * 2 * 16 * 128 * 4
@@ -122,9 +112,8 @@ def test_state_bytes(sealed: Sealed) -> None:
 @pytest.mark.parametrize("bits", [32, 16])
 def test_each_step_of_a_long_text_reuses_the_buffers_of_the_last(tmp_path: Path, bits: int) -> None:
     """Attention in float16 requests a larger buffer at each step: 700 KB here, for each thread."""
-    name, config = models.FAMILIES["llama"]
-    long = {**config, "head_dim": 256, "num_hidden_layers": 2, "max_position_embeddings": 1024}
-    made = Sealed(tmp_path, long, kind=name, context=1024)
+    long = {"head_dim": 256, "num_hidden_layers": 2, "max_position_embeddings": 1024}
+    made = sealed_model(tmp_path, config=long, context=1024)
     engine = OnnxEngine(made.plan, made.files)
     state = engine.start(KVCacheConfig(capacity_tokens=1024, kv_bits=bits))
     tokens = list(models.tokens_of(800))
@@ -138,34 +127,36 @@ def test_each_step_of_a_long_text_reuses_the_buffers_of_the_last(tmp_path: Path,
     engine.close()
 
 
-def test_spinning_changes_no_bit_and_is_noted(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
-    briefly, quiet_notes = sealed.say()
+def test_spinning_changes_no_bit_and_is_noted(sealed: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    briefly, quiet_notes = say(sealed)
     monkeypatch.setenv("EDGEKIT_SPIN", "off")
-    asleep, _ = sealed.say()
+    asleep, _ = say(sealed)
     monkeypatch.setenv("EDGEKIT_SPIN", "on")
-    spinning, notes = sealed.say()
+    spinning, notes = say(sealed)
     assert np.array_equal(asleep, briefly) and not any("EDGEKIT_SPIN" in note for note in quiet_notes)
     assert np.array_equal(asleep, spinning) and any("EDGEKIT_SPIN=on" in note for note in notes)
     monkeypatch.setenv("EDGEKIT_SPIN", "maybe")
     with pytest.raises(InvalidInput, match="EDGEKIT_SPIN='maybe': set it to on or off"):
-        sealed.say()
+        say(sealed)
 
 
-def test_packed_weights_are_built_once_and_agree(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, notes = sealed.say()
+def test_packed_weights_are_built_once_and_agree(
+    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, notes = say(sealed)
     assert notes == () and len(kept(home)) == 1
     made = {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()}
-    second, _ = sealed.say()
+    second, _ = say(sealed)
     assert {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()} == made
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    plain, said = sealed.say()
+    plain, said = say(sealed)
     assert "turned off" in said[0]
     np.testing.assert_array_equal(first, plain)
     np.testing.assert_array_equal(second, plain)
 
 
 def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
-    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, made = packed.is_whole, {}
 
@@ -173,18 +164,18 @@ def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
         if made:
             return whole(place)
         made["first"] = None
-        sealed.say()  # the other process
+        say(sealed)  # the other process
         made["first"] = (place / packed.MANIFEST).stat().st_ino
         return False
 
     monkeypatch.setattr(packed, "is_whole", finds_none_before_the_other_is_done)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert notes == () and (kept(home)[0] / packed.MANIFEST).stat().st_ino == made["first"]
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "missing", "no manifest"])
-def test_damaged_packed_weights_are_rebuilt(sealed: Sealed, home: Path, damage: str) -> None:
-    expected, _ = sealed.say()
+def test_damaged_packed_weights_are_rebuilt(sealed: OnnxModel, home: Path, damage: str) -> None:
+    expected, _ = say(sealed)
     victim = kept(home)[0] / ("packed.json" if damage == "no manifest" else "head.bin")
     if damage == "short":
         os.truncate(victim, victim.stat().st_size - 1)
@@ -194,17 +185,17 @@ def test_damaged_packed_weights_are_rebuilt(sealed: Sealed, home: Path, damage: 
         victim.write_bytes(bytes(data))
     else:
         victim.unlink()
-    found, notes = sealed.say()
+    found, notes = say(sealed)
     np.testing.assert_array_equal(found, expected)
     assert notes == () and packed.is_whole(kept(home)[0])
 
 
-def test_differing_packed_weights_are_not_used(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_packed_weights_are_not_used(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed here, as in an app that has no Python to start."""
     answers = iter(range(100))
     monkeypatch.setattr("edgekit_onnx.prepacking.probe", lambda session: np.array(next(answers)))
     monkeypatch.setattr("sys.executable", "")
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "gives other logits once its weights are packed" in notes[0] and kept(home) == []
 
 
@@ -213,12 +204,12 @@ def test_every_recipe_agrees_when_packed(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     """Including products whose scales are so small that onnxruntime would keep them in the graph."""
-    sealed = Sealed(tmp_path, {**models.FAMILIES["llama"][1], "attention_bias": True}, recipe)
-    first, notes = sealed.say()
-    second, _ = sealed.say()
+    sealed = sealed_model(tmp_path, config={"attention_bias": True}, recipe=recipe)
+    first, notes = say(sealed)
+    second, _ = say(sealed)
     assert notes == ()
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    plain, _ = sealed.say()
+    plain, _ = say(sealed)
     np.testing.assert_array_equal(first, plain)
     np.testing.assert_array_equal(second, plain)
 
@@ -229,14 +220,14 @@ def test_packed_graphs_do_not_convert_a_cache_of_16_bits(
     """An artifact that is exported for such a cache agrees too, and its packed graph has no casts for every step."""
     import onnx
 
-    sealed = Sealed(tmp_path, models.FAMILIES["llama"][1], kv_bits=16)
-    packed_logits, notes = sealed.say()
+    sealed = sealed_model(tmp_path, kv_bits=16)
+    packed_logits, notes = say(sealed)
     assert notes == ()
     for path in kept(home)[0].glob("body-*.onnx"):
         graph = onnx.load(path, load_external_data=False).graph
         assert "Cast" not in {node.op_type for node in graph.node}
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    np.testing.assert_array_equal(packed_logits, sealed.say()[0])
+    np.testing.assert_array_equal(packed_logits, say(sealed)[0])
 
 
 @pytest.mark.parametrize(
@@ -247,65 +238,64 @@ def test_packed_graphs_do_not_convert_a_cache_of_16_bits(
 def test_shapes_that_misalign_saved_weights_are_packed(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any]
 ) -> None:
-    kind, config = models.FAMILIES[family]
-    sealed = Sealed(tmp_path, config | changes, kind=kind)
-    first, notes = sealed.say()
+    sealed = sealed_model(tmp_path, config=changes, family=family)
+    first, notes = say(sealed)
     assert notes == () and len(kept(home)) == 1
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    np.testing.assert_array_equal(first, sealed.say()[0])
+    np.testing.assert_array_equal(first, say(sealed)[0])
 
 
 def test_killed_packing_process_is_reported(
-    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     victim = tmp_path / "python"
     victim.write_text("#!/bin/sh\nkill -9 $$\n")
     victim.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(victim))
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "was ended by signal 9; is there too little memory?" in notes[0] and kept(home) == []
 
 
 def test_hanging_packing_process_is_ended(
-    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hanging = tmp_path / "python"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(hanging))
     monkeypatch.setattr("edgekit_onnx.prepacking.time_limit_s", lambda files: 1)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "was ended after 1 s" in notes[0] and "EDGEKIT_PACKED=off" in notes[0] and kept(home) == []
 
 
-def test_weights_are_packed_in_another_process(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_in_another_process(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*arguments: object) -> None:
         raise AssertionError("packed in this process")
 
     monkeypatch.setattr("edgekit_onnx.prepacking.pack", here)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert notes == () and len(kept(home)) == 1
 
 
-def test_read_only_disk_falls_back_with_a_note(sealed: Sealed, home: Path) -> None:
+def test_read_only_disk_falls_back_with_a_note(sealed: OnnxModel, home: Path) -> None:
     home.write_text("a file where the folder should be")
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "cannot be kept" in notes[0] and "weights are copied instead" in notes[0]
 
 
 def test_without_memory_to_pack_weights_are_copied_and_without_memory_to_copy_nothing_is_opened(
-    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = (sealed.files / "weights.bin").stat().st_size
     free = weights * 2
     monkeypatch.setattr(packed, "free_memory", lambda: Free(bytes=free, source="a limit"))
     monkeypatch.setattr("edgekit_onnx.loading.free_memory", lambda: Free(bytes=free, source="a limit"))
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "packing the weights takes" in notes[0] and "are free (a limit); weights are copied" in notes[0]
     assert kept(home) == []
     free = weights
     with pytest.raises(DoesNotFit, match=r"the copies take .* are free \(a limit\); open it once with more memory"):
-        sealed.say()
+        say(sealed)
 
 
 def test_copied_weights_count_as_private_memory(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +312,14 @@ def test_copied_weights_count_as_private_memory(tmp_path: Path, home: Path, monk
         edgekit.open(artifact, memory=copied.private_bytes - 1, on_pressure="refuse")
 
 
-def test_full_disk_falls_back_with_a_note(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_falls_back_with_a_note(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "free_bytes", lambda path: 1000)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "0.977 KiB are free" in notes[0]
     assert kept(home) == []
 
 
-def test_disk_full_while_saving_leaves_nothing(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_while_saving_leaves_nothing(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = packed.refuse_short
 
     def cut(path: Path) -> None:
@@ -338,12 +328,12 @@ def test_disk_full_while_saving_leaves_nothing(sealed: Sealed, home: Path, monke
         real(path)
 
     monkeypatch.setattr(packed, "refuse_short", cut)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "is the disk full?" in notes[0] and kept(home) == []
 
 
-def test_cache_drops_least_recently_used(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed.say()
+def test_cache_drops_least_recently_used(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(sealed)
     size = sum(path.stat().st_size for path in kept(home)[0].iterdir())
     old, older = home / "packed" / "old", home / "packed" / "older"
     for place, age in ((old, 100), (older, 200)):
@@ -352,26 +342,26 @@ def test_cache_drops_least_recently_used(sealed: Sealed, home: Path, monkeypatch
     needed = int((sealed.files / "weights.bin").stat().st_size * packed.SHARE_OF_WEIGHTS)
     shutil.rmtree(next(place for place in kept(home) if not place.name.startswith("old")))
     monkeypatch.setenv("EDGEKIT_PACKED", str(needed + size + 100))
-    sealed.say()
+    say(sealed)
     names = {place.name for place in kept(home)}
     assert "old" in names and "older" not in names and len(names) == 2
     monkeypatch.setenv("EDGEKIT_PACKED", "1000")
     shutil.rmtree(home / "packed")
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert "EDGEKIT_PACKED allows 0.977 KiB" in notes[0]
 
 
-def test_leftovers_of_killed_process_are_removed(sealed: Sealed, home: Path) -> None:
+def test_leftovers_of_killed_process_are_removed(sealed: OnnxModel, home: Path) -> None:
     left = home / "packed" / ".making-left"
     left.mkdir(parents=True)
     held = home / "packed" / ".making-held"
     held.mkdir()
     with ContentStore(home / "packed").holding(held):
-        sealed.say()
+        say(sealed)
     assert not left.exists() and held.exists()
 
 
-def test_packed_weights_are_held_while_an_engine_is_open(sealed: Sealed, home: Path) -> None:
+def test_packed_weights_are_held_while_an_engine_is_open(sealed: OnnxModel, home: Path) -> None:
     engine = OnnxEngine(sealed.plan, sealed.files)
     store, (folder,) = ContentStore(home / "packed"), kept(home)
     assert store.drop(folder) == IN_USE
@@ -381,9 +371,9 @@ def test_packed_weights_are_held_while_an_engine_is_open(sealed: Sealed, home: P
     assert store.drop(folder) == "" and kept(home) == []
 
 
-def test_each_artifact_has_its_packed_weights(sealed: Sealed, home: Path, tmp_path: Path) -> None:
-    sealed.say()
-    Sealed(tmp_path, {**models.FAMILIES["llama"][1], "num_hidden_layers": 2}).say()
+def test_each_artifact_has_its_packed_weights(sealed: OnnxModel, home: Path, tmp_path: Path) -> None:
+    say(sealed)
+    say(sealed_model(tmp_path, config={"num_hidden_layers": 2}))
     assert len(kept(home)) == 2
 
 
@@ -412,9 +402,9 @@ print(json.dumps([anonymous() * 1024, list(engine.notes)]))
 @pytest.mark.slow
 def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
     """With 50 MB of weights, the cache saves most of that as private memory."""
-    config = {**models.SMALL, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
+    config = {"tie_word_embeddings": False, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
     config |= {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 24_000, "initializer_range": 0.02}
-    sealed = Sealed(tmp_path, config)
+    sealed = sealed_model(tmp_path, config=config)
     weights = (sealed.files / "weights.bin").stat().st_size
 
     def run(**environment: str) -> int:
@@ -436,14 +426,9 @@ def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
 def test_memory_of_long_prefill_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int) -> None:
     """Memory is returned with the last chunk, not with every chunk; without the option it would stay."""
     monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", 0)
-    config = {**models.FAMILIES["llama"][1], "hidden_size": 512, "intermediate_size": 2048}
-    models.write_model(tmp_path / "model", "llama", config)
-    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
-    plan = models.plan_for(weights.model, weights.recipe, context=2048, chunk_tokens=1024)
-    (tmp_path / "files").mkdir()
-    export(plan, weights, tmp_path / "files", models.quiet)
-    engine = OnnxEngine(plan, tmp_path / "files")
-    state = engine.start(plan.storage)
+    config = {"hidden_size": 512, "intermediate_size": 2048}
+    engine = onnx_model("llama", level=FAST, config=config, context=2048, chunk_tokens=1024).open()
+    state = engine.start(engine.plan.storage)
     engine.forward([Chunk(state, list(models.tokens_of(64)), 1)])  # what others left in the process's arena goes
     state.rewind(64)
     monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", worth)
@@ -458,22 +443,22 @@ def test_memory_of_long_prefill_is_returned(tmp_path: Path, monkeypatch: pytest.
     assert after < 4 * MIB if worth == 0 else after > 12 * MIB
 
 
-def test_packed_weights_are_hashed_once(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_are_hashed_once(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When they are made. Later openings compare times and sizes; hashing again would double their time."""
-    sealed.say()
+    say(sealed)
 
     def hashed(path: Path) -> str:
         raise AssertionError(f"{path} is hashed again")
 
     monkeypatch.setattr(packed, "file_sha256", hashed)
-    _, notes = sealed.say()
+    _, notes = say(sealed)
     assert notes == () and len(kept(home)) == 1
 
 
 def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home: Path) -> None:
     """Importing onnx, with which they are derived, takes 0.06 s and 4 MiB."""
-    sealed = Sealed(tmp_path, models.FAMILIES["llama"][1], kv_bits=16)
-    first, _ = sealed.say()
+    sealed = sealed_model(tmp_path, kv_bits=16)
+    first, _ = say(sealed)
     assert len(list(kept(home)[0].glob("half-body-*.onnx"))) == 2
     program = (
         "import json, sys; from pathlib import Path; from edgekit_onnx.engine import OnnxEngine; "
@@ -499,12 +484,17 @@ def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home
 
 @pytest.mark.parametrize(("size", "name"), [(0, "edgekit.slow"), (1 << 40, "edgekit")])
 def test_packing_says_what_it_does_once_and_commands_show_what_is_large(
-    sealed: Sealed, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int, name: str
+    sealed: OnnxModel,
+    home: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    name: str,
 ) -> None:
     monkeypatch.setattr(packed, "_SAID_BYTES", size)
     caplog.set_level("INFO", logger="edgekit")
-    sealed.say()
-    sealed.say()
+    say(sealed)
+    say(sealed)
     ((line, logger),) = [(each.getMessage(), each.name) for each in caplog.records if "packing" in each.getMessage()]
     assert logger == name
     assert "of weights for this processor, once; later openings map them" in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import family_models as models
 import onnx
 from edgekit_onnx import OnnxTarget, audit, sessions
-from edgekit_onnx.export import export
+from edgekit_onnx.export import FAST
+from onnx_models import OnnxModel, onnx_model
 
-from edgekit.artifact.artifact import open_artifact, seal
+from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION
-from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -30,26 +28,9 @@ Change = Callable[[Graph, Path], None]
 CANARY = b"the canary's bytes" * 4096
 
 
-class Sealed:
-    """One sealed artifact, copied for every test."""
-
-    def __init__(self, folder: Path) -> None:
-        models.write_model(folder / "model", *models.FAMILIES["llama"])
-        weights = models.weights_of(folder / "model", "s4-g32", folder / "store")
-        self.plan: Plan = models.plan_for(weights.model, weights.recipe, exits=(1,))
-        self.folder = folder / "artifact"
-        (folder / "staging").mkdir()
-        export(self.plan, weights, folder / "staging", models.quiet)
-        seal(folder / "staging", self.folder, self.plan, weights_sha256="0" * 64, tools={}, self_check="none")
-
-    def copied(self, place: Path) -> Path:
-        shutil.copytree(self.folder, place / "artifact")
-        return place / "artifact"
-
-
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
-    return Sealed(tmp_path_factory.mktemp("sealed"))
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+    return onnx_model("llama", level=FAST, exits=(1,), chunk_tokens=64).sealed(tmp_path_factory.mktemp("sealed"))
 
 
 @pytest.fixture(autouse=True)
@@ -200,16 +181,16 @@ ATTACKS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_bad_graph_is_refused(sealed: Sealed, tmp_path: Path, attack: str) -> None:
-    files = sealed.copied(tmp_path)
+def test_a_bad_graph_is_refused(sealed: OnnxModel, tmp_path: Path, attack: str) -> None:
+    files = sealed.copied(tmp_path).files
     rewrite(files, ATTACKS[attack])
     with pytest.raises(DamagedArtifact) as refusal:
         OnnxTarget().open(sealed.plan, files)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 700
 
 
-def test_truncated_graph_is_refused(sealed: Sealed, tmp_path: Path) -> None:
-    files = sealed.copied(tmp_path)
+def test_truncated_graph_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+    files = sealed.copied(tmp_path).files
     whole = (files / "head.onnx").read_bytes()
     for length in [0, 1, 7, *range(20, len(whole), max(1, len(whole) // 60))]:
         (files / "head.onnx").write_bytes(whole[:length])
@@ -217,11 +198,11 @@ def test_truncated_graph_is_refused(sealed: Sealed, tmp_path: Path) -> None:
             audit.audit(sealed.plan, files)
 
 
-def test_flipped_bits_are_refused_or_harmless(sealed: Sealed, tmp_path: Path) -> None:
+def test_flipped_bits_are_refused_or_harmless(sealed: OnnxModel, tmp_path: Path) -> None:
     """Either the graph is refused, or everything that the audit guarantees still holds."""
     import random
 
-    files = sealed.copied(tmp_path)
+    files = sealed.copied(tmp_path).files
     whole = (files / "body-1-3.onnx").read_bytes()
     chance, refused = random.Random(5), 0
     for _ in range(400):
@@ -237,8 +218,8 @@ def test_flipped_bits_are_refused_or_harmless(sealed: Sealed, tmp_path: Path) ->
         open_artifact(files)
 
 
-def test_truncated_weights_are_refused(sealed: Sealed, tmp_path: Path) -> None:
-    files = sealed.copied(tmp_path)
+def test_truncated_weights_are_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+    files = sealed.copied(tmp_path).files
     with (files / "weights.bin").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 1)
     with pytest.raises(DamagedArtifact):
@@ -247,8 +228,8 @@ def test_truncated_weights_are_refused(sealed: Sealed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights.bin", "head.onnx"])
 @pytest.mark.parametrize("kind", ["symlink", "hard", "missing", "folder"])
-def test_links_are_refused(sealed: Sealed, tmp_path: Path, name: str, kind: str) -> None:
-    files = sealed.copied(tmp_path)
+def test_links_are_refused(sealed: OnnxModel, tmp_path: Path, name: str, kind: str) -> None:
+    files = sealed.copied(tmp_path).files
     (files / name).rename(tmp_path / "elsewhere")
     if kind == "symlink":
         (files / name).symlink_to(tmp_path / "elsewhere")
@@ -260,25 +241,25 @@ def test_links_are_refused(sealed: Sealed, tmp_path: Path, name: str, kind: str)
         OnnxTarget().open(sealed.plan, files)
 
 
-def test_a_manifest_of_a_newer_version_is_refused(sealed: Sealed, tmp_path: Path) -> None:
-    files = sealed.copied(tmp_path)
+def test_a_manifest_of_a_newer_version_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+    files = sealed.copied(tmp_path).files
     text = (files / MANIFEST).read_text()
     (files / MANIFEST).write_text(text.replace(f'"version": {MANIFEST_VERSION}', '"version": 99', 1))
     with pytest.raises(InvalidInput, match="upgrade edgekit"):
         open_artifact(files)
 
 
-def test_plan_of_another_model_is_refused(sealed: Sealed, tmp_path: Path) -> None:
-    files = sealed.copied(tmp_path)
+def test_plan_of_another_model_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+    files = sealed.copied(tmp_path).files
     for change in ({"vocab_size": 161}, {"hidden_size": 128}, {"layers": sealed.plan.model.layers[:2]}):
         plan = sealed.plan.model_copy(update={"model": sealed.plan.model.model_copy(update=change)})
         with pytest.raises(DamagedArtifact):
             OnnxTarget().open(plan, files)
 
 
-def test_audited_bytes_are_opened(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_bytes_are_opened(sealed: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is replaced between the audit and the opening is not run."""
-    files = sealed.copied(tmp_path)
+    files = sealed.copied(tmp_path).files
     real, opened = sessions.open_session, []
 
     def watch(graph: Any, provider: Any, chosen: Any) -> Any:
@@ -294,10 +275,10 @@ def test_audited_bytes_are_opened(sealed: Sealed, tmp_path: Path, monkeypatch: p
 
 
 def test_bytes_that_passed_are_not_parsed_again_and_changed_ones_are(
-    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    files, parsed = sealed.copied(tmp_path), []
+    files, parsed = sealed.copied(tmp_path).files, []
     check = audit._Graph.check
 
     def count(graph: Any, data: bytes) -> None:
@@ -311,7 +292,7 @@ def test_bytes_that_passed_are_not_parsed_again_and_changed_ones_are(
     for _ in range(2):
         with pytest.raises(DamagedArtifact, match="points at"):
             audit.audit(sealed.plan, files)
-    fresh, seen = sealed.copied(tmp_path / "again"), len(parsed)
+    fresh, seen = sealed.copied(tmp_path / "again").files, len(parsed)
 
     def parsed_for(tokens: int) -> int:
         """Audit for an opening with another capacity and another chunk, and return how many graphs were parsed."""
