@@ -95,7 +95,7 @@ def check_drafted_prompts(make: MakeModel, family: str, count: int) -> None:
     check_many_drafted_prompts(partial(made.open, exact=True), count)
 
 
-def check_batch_of_eight(made: RecurrentModel, tolerance: float, *, exact: bool = False) -> None:
+def check_batch_of_eight(made: Any, tolerance: float, *, exact: bool = False) -> None:
     """Eight in a batch equal eight alone, also after states between them were freed, whose places others take."""
     engine = made.open(exact=exact)
     prompts = [TOKENS[place : place + 5 + place] for place in range(8)]

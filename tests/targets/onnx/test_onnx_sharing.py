@@ -17,10 +17,10 @@ from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST, export
 from edgekit_onnx.prepacking import pack
 from onnx_models import OnnxModel, onnx_model
+from recurrent_checks import check_batch_of_eight
 from runtimes import codec
 from speculating import check_drafts_change_no_text
 
-from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.token_costs import kv_bytes
 from edgekit.errors import DamagedArtifact, Unsupported
@@ -71,22 +71,7 @@ def test_drafts_change_no_text_in_exact_mode() -> None:
 
 def test_eight_in_a_batch_equal_eight_alone(made: OnnxModel) -> None:
     """In exact mode to the bit."""
-    engine = made.open(exact=True)
-    prompts = [TOKENS[place : place + 5 + 3 * place] for place in range(8)]
-    alone = []
-    for prompt in prompts:
-        state = engine.start(engine.plan.storage)
-        feed(engine, state, prompt)
-        alone.append([engine.forward([Chunk(state, [token], 1)])[0] for token in TOKENS[40:50]])
-        state.close()
-    states = [engine.start(engine.plan.storage) for _ in prompts]
-    for state, prompt in zip(states, prompts, strict=True):
-        feed(engine, state, prompt)
-    for place, token in enumerate(TOKENS[40:50]):
-        found = engine.forward([Chunk(state, [token], 1) for state in states])
-        for index, rows in enumerate(found):
-            np.testing.assert_array_equal(rows, alone[index][place], f"{place}, {index}")
-    engine.close()
+    check_batch_of_eight(made, 0.0, exact=True)
 
 
 def test_prefixes_are_reused_and_states_continue_in_another_engine(made: OnnxModel, tmp_path: Path) -> None:
