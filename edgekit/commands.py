@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from edgekit.cli._options import (
         CALIBRATION,
         OPENING,
-        OutputFile,
         SectionedCommand,
         SomeFields,
         adapter_of,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CALIBRATION",
     "OPENING",
-    "OutputFile",
     "SectionedCommand",
     "SomeFields",
     "adapter_of",
@@ -56,7 +54,6 @@ __getattr__ = lazy(
         "edgekit.cli._options": [
             "CALIBRATION",
             "OPENING",
-            "OutputFile",
             "SectionedCommand",
             "SomeFields",
             "adapter_of",

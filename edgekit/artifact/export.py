@@ -33,7 +33,7 @@ from edgekit.device.catalogue import UnknownDevice
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
-from edgekit.planner.changed_plan import SHARES, with_facts
+from edgekit.planner.memory import SHARES, with_facts
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import need_torch_for, neutral_weights
 from edgekit.quant.source_files import companions

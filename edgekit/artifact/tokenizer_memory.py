@@ -15,7 +15,7 @@ from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput
 from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES
-from edgekit.planner.changed_plan import with_facts
+from edgekit.planner.memory import with_facts
 
 TOKENIZER = "tokenizer.json"
 # Bytes of an entry in a table from token to id or back, and of a merge, each with the byte that a table adds.

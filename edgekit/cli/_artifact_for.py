@@ -16,12 +16,13 @@ from edgekit.contracts.installed import holds_artifact
 from edgekit.errors import InvalidInput, TargetMissing, near_names
 from edgekit.model.source import BUNDLED, DEMO_ARTIFACT, ModelSource, may_export, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes
+from edgekit.runtime.open_options import OpenOptions
 
 # Subfolders of a store entry: the artifact, and its neutral weights until it is complete.
 _ARTIFACT, _WEIGHTS = "artifact", "weights"
 
 
-def artifact_for(model: str, context: int | None = None) -> Path:
+def artifact_for(model: str, opening: OpenOptions) -> Path:
     """Return the artifact at path `model`, or the artifact of model `model` for this machine.
 
     An artifact of the cache is held until the running command ends, so that no other process removes it.
@@ -29,7 +30,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
     `demo` comes with one. Another model's is planned and exported where the cache has none yet. A line on stderr names
     the choice and its reason.
     """
-    path = Path(model)
+    path, context, target = Path(model), opening.context, opening.target
     if holds_artifact(path) or not _names_model(model):
         if not path.exists():
             near = near_names(model, BUNDLED)
@@ -38,7 +39,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
             )
             raise InvalidInput(f"{model}: does not exist; {hint}")
         return path
-    if model == "demo" and _is_answered_as_shipped(context):
+    if model == "demo" and _is_answered_as_shipped(context, target):
         return DEMO_ARTIFACT
     source = _opened(model)
     store = bounded_store("artifacts")
@@ -50,10 +51,10 @@ def artifact_for(model: str, context: int | None = None) -> Path:
         nonlocal is_made
         is_made = True
         if not (folder / _ARTIFACT).exists():
-            export_here(source, context, folder / _ARTIFACT, folder / _WEIGHTS)
+            export_here(source, context, target, folder / _ARTIFACT, folder / _WEIGHTS)
         shutil.rmtree(folder / _WEIGHTS, ignore_errors=True)  # packed into the artifact: a second copy of the model
 
-    place, hold = store.hold(_key(source, context), make, lambda entry: check(entry), _say_waiting)
+    place, hold = store.hold(_key(source, context, target), make, lambda entry: check(entry), _say_waiting)
     context_of_command = click.get_current_context(silent=True)
     if context_of_command is not None:
         context_of_command.call_on_close(hold.close)
@@ -68,18 +69,21 @@ def check(entry: Path) -> None:
     open_artifact(entry / _ARTIFACT)
 
 
-def _is_answered_as_shipped(context: int | None) -> bool:
+def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
     """Return whether the shipped artifact of `demo` can answer here; print a line about it to stderr.
 
     If not, a clone can export the model; elsewhere `TargetMissing` or `InvalidInput` is raised.
     """
     artifact = read_manifest(DEMO_ARTIFACT)
     plan, missing = artifact.plan, artifact.target().missing()
-    if missing is None and (context is None or context <= plan.context):
+    is_target = target in (None, plan.target)
+    if missing is None and is_target and (context is None or context <= plan.context):
         click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
         return True
     if may_export("demo"):
         return False
+    if not is_target:
+        raise InvalidInput(f"target {target}: demo comes as an artifact for {plan.target} alone; leave it out")
     if missing is not None:
         raise TargetMissing(f"demo comes as an artifact for {plan.target} alone: {missing}")
     raise InvalidInput(f"--context {context}: the artifact of demo has a context of {plan.context}; give at most that")
@@ -103,10 +107,10 @@ def _opened(model: str) -> ModelSource:
         return open_source(model, need_weights=True)
 
 
-def _key(source: ModelSource, context: int | None) -> str:
+def _key(source: ModelSource, context: int | None, target: str | None) -> str:
     with open_tensors(source.weights) as tensors:
         hashes = source_hashes(source.folder, tensors)
-    described = {"source": hashes, "context": context, "edgekit": edgekit.__version__}
+    described = {"source": hashes, "context": context, "target": target, "edgekit": edgekit.__version__}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

@@ -22,10 +22,10 @@ from edgekit.plugins import load_target, target_names
 from edgekit.quant.effort import Effort
 
 
-def export_here(source: ModelSource, context: int | None, out: Path, store: Path) -> None:
+def export_here(source: ModelSource, context: int | None, target: str | None, out: Path, store: Path) -> None:
     """Export `source` to `out`, with neutral weights in `store`; print the choice and its reason to stderr."""
     began = perf_counter()
-    plan = _plan(source, context)
+    plan = _plan(source, context, target)
     check_export(plan, out, source)
     announce(
         f"making {source.given} as {plan.built_as} for this machine: "
@@ -39,15 +39,16 @@ def export_here(source: ModelSource, context: int | None, out: Path, store: Path
     click.echo(f"edgekit: made in {perf_counter() - began:.0f} s and kept (edgekit store ls)", err=True)
 
 
-def _plan(source: ModelSource, context: int | None) -> Plan:
+def _plan(source: ModelSource, context: int | None, target: str | None) -> Plan:
     """Plan for this machine; a float model gets 8 bits if they fit.
 
     Rounding to 8 bits takes seconds; calibrating 4 bits takes minutes. Engines are not timed here, so that the first
     answer comes sooner.
     """
     working = [name for name in target_names() if load_target(name).missing() is None]
-    only = working[0] if len(working) == 1 else None  # even if plans take it only when it is named
-    (plan,) = make_plans(source, ["this"], PlanRequest(context=context, target=only), may_measure=False)
+    if target is None and len(working) == 1:
+        target = working[0]  # even if plans take it only when it is named
+    (plan,) = make_plans(source, ["this"], PlanRequest(context=context, target=target), may_measure=False)
     missing = load_target(plan.target).missing()
     if missing is not None:
         raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")

@@ -25,8 +25,8 @@ from edgekit.runtime.metrics import Timings
 # Every option that the native loop has; any other is refused.
 _KNOWN = frozenset(
     {
-        "--native", "--chat", "--stats", "--json", "--exact", "--draft", "--system", "--temperature", "--top-k",
-        "--top-p", "--min-p", "--typical-p", "--repetition-penalty",
+        "--native", "--target", "--chat", "--stats", "--json", "--exact", "--draft", "--system", "--temperature",
+        "--top-k", "--top-p", "--min-p", "--typical-p", "--repetition-penalty",
         "--presence-penalty", "--frequency-penalty", "--seed", "--max-tokens", "--stop", "--ignore-eos",
     }
 )  # fmt: skip

@@ -40,8 +40,8 @@ class ChatOutput(Frozen):
 @click.command(name="chat", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(
-    opening=SomeFields(OpenOptions, (*OPENING, "on_pressure")),
-    answering=Answering,
+    opening=SomeFields(OpenOptions, ("target", *OPENING, "on_pressure")),
+    answering=SomeFields(Answering, ("system", "prefixes", "adapters")),
     sampling=Sampling,
     stopping=Stopping,
     shown=ChatOutput,
@@ -60,7 +60,7 @@ def command(
     terminal or a pipe. The default of --temperature is in the model's generation_config.json, or 0.7.
     """
     given = generation_options(answering, sampling, stopping)
-    artifact = artifact_for(model, opening.context)
+    artifact = artifact_for(model, opening)
     began = perf_counter()
     with (
         edgekit.open(artifact, opening.model_copy(update={"warm_template": True})) as runtime,

@@ -54,7 +54,7 @@ Examples:
 @click.argument("prompt", required=False)
 @options(
     choice=RunOptions,
-    opening=SomeFields(OpenOptions, (*OPENING, "sequences", "on_pressure")),
+    opening=SomeFields(OpenOptions, ("target", *OPENING, "sequences", "on_pressure")),
     answering=Answering,
     sampling=Sampling,
     stopping=Stopping,
@@ -89,7 +89,7 @@ def command(
             raise InvalidInput(f"{name}: belongs to --batch FILE")
     if prompt is None:
         raise InvalidInput("PROMPT is missing; give a text, - for standard input, or --batch FILE")
-    artifact, text = artifact_for(model, opening.context), _stdin() if prompt == "-" else prompt
+    artifact, text = artifact_for(model, opening), _stdin() if prompt == "-" else prompt
     result = answer_natively(artifact, text, given) if choice.native else _answer(artifact, text, given)
     if choice.json_:
         click.echo(json.dumps(result.shown, indent=1))
@@ -129,7 +129,7 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
     for name, value in refused:
         if value:
             raise InvalidInput(f"{name}: belongs to one answer; a batch has `prompt` or `messages` in each line")
-    artifact = artifact_for(model, given.opening.context)
+    artifact = artifact_for(model, given.opening)
     if choice.ray is not None:
         return _batch_on_ray(artifact, file, choice.ray, given)
     lines = questions(file)

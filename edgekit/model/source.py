@@ -21,7 +21,6 @@ from edgekit.model.families import bert, is_beside, is_known, model_from_config,
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import names_of_sizes, planned_from_shapes
-from edgekit.model.folder_files import checked_file, hub_repository
 from edgekit.model.reranking import read_reranking
 from edgekit.model.spec import ModelSpec
 from edgekit.model.text_embedding import FILES, dense_weights, read_text_embedding
@@ -408,3 +407,25 @@ def _download(model: str, need_weights: bool, offline: bool) -> Path:
         raise InvalidInput(
             f"model {quote_short(model)}: the hub answered: {quote_short(first, 200)}; try again"
         ) from error
+
+
+def checked_file(folder: Path, name: str) -> Path:
+    """Return a file of the folder. A link must stay in the folder or, in a hub cache, in the repository."""
+    path = folder / name
+    try:
+        real, home = path.resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "its links lead nowhere"
+        raise InvalidInput(f"{path}: cannot be read: {reason}; is {folder} a whole model folder?") from error
+    if not real.is_relative_to(hub_repository(home) or home):
+        raise InvalidInput(f"{path}: is a link that leaves the model's folder, to {real}; copy the file there instead")
+    if not real.is_file():
+        raise InvalidInput(f"{path}: not a regular file")
+    return path
+
+
+def hub_repository(folder: Path) -> Path | None:
+    """Return the hub cache's repository that `folder` is a snapshot of; None outside a hub cache."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent
+    return None

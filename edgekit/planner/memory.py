@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
+# The shares of the stored weights, which may depend on the recipe.
+SHARES = ("mapped_share", "private_share", "disk_share")
 
 
 class Term(NamedTuple):
@@ -382,3 +384,15 @@ def reading_bytes(load: MemoryLoad) -> int:
     # in and out of a part.
     residual = 2 * (load.call_tokens - piece) * model.hidden_size * facts.activation_bits // 8
     return (9 * model.heads * piece + 4 * widest) * load.held_tokens + residual
+
+
+def with_facts(plan: Plan, memory: MemoryFacts, recipe: Recipe | None = None) -> Plan:
+    """Return the plan with these facts and this recipe. Every class of its estimate changes as they predict."""
+    after = plan.model_copy(update={"memory": memory, "recipe": recipe or plan.recipe})
+    before, now = (predict(load_of(each)) for each in (plan, after))
+    changed = {
+        name: max(0, planned + getattr(now, name) - getattr(before, name))
+        for name in Estimate.model_fields
+        if (planned := getattr(plan.estimate, name)) is not None
+    }
+    return after.model_copy(update={"estimate": plan.estimate.model_copy(update=changed)})

@@ -61,9 +61,10 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
     if options.require_signature is not None:
         load_own(SIGNATURES)(artifact, options.require_signature)
     plan, policy, kv_config = _configured(artifact.plan, options)
-    plan = _within_cores(plan)
+    if options.target not in (None, plan.target):
+        raise InvalidInput(f"target {options.target}: {path} is an artifact for {plan.target}; leave it out")
     target = artifact.working_target()
-    plan = _on_gpu(plan, target, options.gpu_layers)
+    plan = _on_gpu(_within_cores(plan), target, options.gpu_layers)
     with ExitStack() as undo:  # what a failure closes
         codec, template = read_codec(artifact.folder), read_template(artifact.folder)
         undo.callback(template.close)
@@ -142,8 +143,8 @@ def _admitted(
         )
     check_window(policy, abilities, kv_config.kv_bits)
     running = max(1, min(plan.sequences, abilities.max_states))
-    state_bytes = engine.state_bytes(kv_config)
-    requested = _run_config(plan, policy, kv_config, options, running, state_bytes if abilities.can_save else None)
+    saved = engine.state_bytes(kv_config) if abilities.can_save else None
+    requested = _run_config(plan, policy, kv_config, options, running, saved)
     try:
         return admit(
             plan,

@@ -24,6 +24,11 @@ class OpenOptions(Frozen):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)  # of `drafting`
 
+    target: str | None = Field(
+        default=None,
+        description="Only this target: onnx, mlx, llamacpp, executorch or an installed one. A model that is no artifact"
+        " is made one for it.",
+    )
     context: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="Keep at most this many tokens, up to the planned context."
     )

@@ -21,7 +21,6 @@ from edgekit.testing.check_keeping import (  # noqa: F401 - among CHECKS
 )
 from edgekit.testing.check_recurrent import check_a_recurrent_part_follows  # noqa: F401 - among CHECKS
 from edgekit.testing.check_segments import check_segments_survive_the_disk  # noqa: F401 - among CHECKS
-from edgekit.testing.check_threads import check_threads_change_between_calls  # noqa: F401 - among CHECKS
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
 EngineCheck = Callable[[Engine, Judge], None]
@@ -372,6 +371,29 @@ def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
         state.rewind(drafts)
         judge.same(feed(engine, state, tokens[10:], 2), expected, f"after exits at layer {exit_layer}")
         state.close()
+
+
+def check_threads_change_between_calls(engine: Engine, judge: Judge) -> None:
+    """Fewer threads give the same logits, and states stay valid; an engine that cannot change threads refuses."""
+    most = engine.abilities.threads
+    if most is None:
+        refused(lambda: engine.use_threads(1), "use_threads without the ability")
+        return
+    require(most >= 1, f"abilities.threads is {most}")
+    refused(lambda: engine.use_threads(0), "no threads")
+    refused(lambda: engine.use_threads(most + 1), "more threads than abilities.threads")
+    tokens = words(engine, np.random.default_rng(15), 12)
+    state = engine.start(storage_for(engine))
+    expected = [feed(engine, state, part, 1) for part in (tokens[:8], tokens[8:])]
+    state.close()
+    state = engine.start(storage_for(engine))
+    found = [feed(engine, state, tokens[:8], 1)]
+    engine.use_threads(1)
+    found.append(feed(engine, state, tokens[8:], 1))
+    engine.use_threads(most)
+    for rows, others in zip(found, expected, strict=True):
+        judge.same(rows, others, "with other threads")
+    state.close()
 
 
 def check_an_interrupted_engine_calls_nothing(engine: Engine, judge: Judge) -> None:

@@ -14,6 +14,7 @@ import edgekit_onnx
 import pytest
 from click.testing import CliRunner
 
+from edgekit import OpenOptions
 from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
@@ -114,14 +115,14 @@ def test_the_artifact_of_a_running_command_is_held_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(_artifact_for, "_is_answered_as_shipped", lambda context: False)
+    monkeypatch.setattr(_artifact_for, "_is_answered_as_shipped", lambda context, target: False)
     monkeypatch.setattr(
         _export_here,
         "export_here",
-        lambda source, context, out, weights: shutil.copytree(DEMO_ARTIFACT, out),
+        lambda source, context, target, out, weights: shutil.copytree(DEMO_ARTIFACT, out),
     )
     with click.Context(click.Command("run")):
-        artifact = _artifact_for.artifact_for("demo")
+        artifact = _artifact_for.artifact_for("demo", OpenOptions())
         assert "left" in store("prune", "--all")
         assert (artifact / "manifest.json").is_file()
     store("prune", "--all")
@@ -179,21 +180,24 @@ def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monke
         with pytest.raises(
             TargetMissing, match=r"demo comes as an artifact for onnx alone: .*pip install 'edgekit\[onnx"
         ):
-            _artifact_for.artifact_for("demo")
+            _artifact_for.artifact_for("demo", OpenOptions())
     pytest.importorskip("onnxruntime")
     with pytest.raises(InvalidInput, match="--context 4096: the artifact of demo has a context of 2048; give at most"):
-        _artifact_for.artifact_for("demo", 4096)
+        _artifact_for.artifact_for("demo", OpenOptions(context=4096))
+    with pytest.raises(InvalidInput, match="target mlx: demo comes as an artifact for onnx alone; leave it out"):
+        _artifact_for.artifact_for("demo", OpenOptions(target="mlx"))
 
 
 @pytest.mark.llamacpp
 @pytest.mark.quantize
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")  # importing it loads llama.cpp
-def test_run_takes_the_only_target_that_works_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [(), ("--target", "llamacpp")], ids=["only", "named"])
+def test_run_takes_a_named_or_the_only_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    for name in set(target_names()) - {"llamacpp"}:
+    for name in set() if named else set(target_names()) - {"llamacpp"}:
         monkeypatch.setattr(type(load_target(name)), "missing", lambda _: "is not installed")
     model = str(open_source("demo").folder)
-    done = CliRunner().invoke(command, ["run", model, "def add(a, b):", "--max-tokens", "8", "--context", "256"])
+    done = CliRunner().invoke(command, ["run", model, "def add(", "--max-tokens", "8", "--context", "256", *named])
     assert f"making {model} as llamacpp cpu" in done.stderr and "edgekit: made in" in done.stderr, done.output
 
 

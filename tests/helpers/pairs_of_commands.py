@@ -31,6 +31,7 @@ import pytest
 import tiny_models
 
 import edgekit
+from edgekit import OpenOptions
 from edgekit.apps.delivery import publish, pull
 from edgekit.apps.delivery.publish import read_site
 from edgekit.artifact.artifact import verify
@@ -150,7 +151,7 @@ class Pairs:
     def _serve(self, folder: Path, name: str) -> None:
         """Open the artifact of a GGUF file several times, as a server that unloads an idle model does."""
         with click.Context(click.Command("serve")):
-            artifact = _artifact_for.artifact_for(str(self.gguf))
+            artifact = _artifact_for.artifact_for(str(self.gguf), OpenOptions())
             for _ in range(5):
                 with edgekit.open(artifact) as runtime:
                     assert runtime.generate("the", max_tokens=2).tokens

@@ -11,9 +11,9 @@ from edgekit.contracts.device import DeviceProfile, SourcedBytes
 from edgekit.contracts.plan import Plan
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit
-from edgekit.planner.changed_plan import with_facts
 from edgekit.planner.gpu_layers import describe, most_layers
 from edgekit.planner.make import make_plans
+from edgekit.planner.memory import with_facts
 from edgekit.planner.request import PlanRequest
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 

@@ -66,6 +66,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], type[EdgekitError], str]] = {
     "window too large": ({"window": 600}, InvalidInput, "window: 600"),
     "window too small": ({"window": 4, "sinks": 4}, InvalidInput, "window"),
     "sinks alone": ({"sinks": 4}, InvalidInput, "sinks belong to a window"),
+    "another target": ({"target": "mlx"}, InvalidInput, "target mlx: .* is an artifact for fake; leave it out"),
     "negative sinks": ({"window": 64, "sinks": -1}, InvalidInput, "sinks"),
 }
 

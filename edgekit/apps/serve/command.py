@@ -46,7 +46,7 @@ Examples:
 @click.argument("models", nargs=-1, required=True)
 @options(
     served=ServedRuntimes,
-    opening=SomeFields(OpenOptions, ("context", "sequences", "exact", "draft")),
+    opening=SomeFields(OpenOptions, ("target", "context", "sequences", "exact", "draft")),
     settings=ServerSettings,
 )
 @json_option("Print the served models as one line of JSON.")
@@ -72,7 +72,7 @@ def command(
     opening = opening.model_copy(update={"warm_template": True})
     adapters = dict(adapter_of(each) for each in served.adapters)
     sources = {
-        name: on_demand(artifact_for(model, opening.context), opening, adapters=None if index else adapters)
+        name: on_demand(artifact_for(model, opening), opening, adapters=None if index else adapters)
         for index, (name, model) in enumerate(named.items())
     }
     aliases = dict(_alias(each) for each in served.aliases)

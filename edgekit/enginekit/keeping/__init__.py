@@ -9,9 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.enginekit.keeping.scorer import ATTENTION, CACHE, ByAttention, ByCache, Scorer
-from edgekit.enginekit.keeping.valuediff import valuediff
 from edgekit.errors import UnknownName
 from edgekit.plugins import KV_SCORERS, load_added
+
+_LEAST = np.float32(1e-6)  # length below which a vector has no direction
+
+
+def valuediff(keys: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Score a token by how far its value vector points away from the mean value, as KeyDiff does with keys.
+
+    KeyDiff: arXiv 2504.15364.
+    """
+    directions = values / (_lengths(values) + _LEAST)
+    mean = directions.mean(axis=0, keepdims=True)
+    directions *= mean
+    cosines: NDArray[np.float32] = directions.sum(axis=1) / (_lengths(mean)[0] + _LEAST)
+    return -cosines
+
+
+def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths: NDArray[np.float32] = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    return lengths
 
 
 def scorers() -> dict[str, Scorer]:

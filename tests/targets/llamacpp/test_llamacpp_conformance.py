@@ -22,7 +22,7 @@ from edgekit.device.load import load_profile
 from edgekit.errors import Unsupported
 from edgekit.model.lora import read_adapter
 from edgekit.testing import check_engine, check_export, check_target, write_adapter
-from edgekit.testing.check_threads import check_threads_change_between_calls
+from edgekit.testing.check_engine import check_threads_change_between_calls
 from edgekit.testing.judging import Judge
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
