@@ -107,7 +107,7 @@ def test_the_memory_that_the_processor_needs_is_what_must_fit(artifact: Path) ->
 @on_linux
 @pytest.mark.parametrize(
     ("layers", "error", "message"),
-    [(1, Unsupported, "knows no GPU"), (8, InvalidInput, "must be 0 to 7"), (-1, InvalidInput, "must be 0 to 7")],
+    [(1, Unsupported, "knows no GPU"), (8, InvalidInput, "must be 0 to 7"), (-1, InvalidInput, "must be at least 0")],
 )
 def test_layers_that_cannot_run_are_refused(artifact: Path, layers: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

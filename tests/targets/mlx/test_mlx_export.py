@@ -307,6 +307,7 @@ def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit.artifact.export import ExportOptions
     from edgekit.artifact.export import export as export_artifact
     from edgekit.planner.make import make_plans
     from edgekit.planner.request import PlanRequest, find_recipe
@@ -318,7 +319,7 @@ def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch:
     assert "matrices read back, at most" in artifact.manifest.self_check
     assert "instead of the neutral weights" in " ".join(artifact.plan.notes)
     with pytest.raises(InvalidInput, match="takes no --calibrate or --method"):
-        export_artifact(plan, tmp_path / "other", method="rtn")
+        export_artifact(plan, tmp_path / "other", ExportOptions(method="rtn"))
 
 
 def test_native_recipe_needs_float_weights(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 from onnx_models import OnnxModel, onnx_model
 
 import edgekit
+from edgekit.artifact.export import ExportOptions
 from edgekit.artifact.export import export as export_artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -179,10 +179,9 @@ def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: 
     with pytest.raises(Unsupported, match="awq scaled the inputs that adapters read"):
         engine.load_adapter("tone", write_adapter(tmp_path / "tone", plan.model))
     engine.close()
-    orders: Any = ((llama.plan, "awq"), (plan, None))
-    for refused, method in orders:
+    for refused, method in ((llama.plan, "awq"), (plan, None)):
         with pytest.raises(Unsupported, match="--adapter-rank 8: awq scaled the inputs"):
-            export_artifact(refused, tmp_path / "art", source=open_source(llama.folder), method=method)
+            export_artifact(refused, tmp_path / "art", ExportOptions(method=method), source=open_source(llama.folder))
     assert not (tmp_path / "art").exists()
 
 
