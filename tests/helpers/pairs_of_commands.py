@@ -164,7 +164,7 @@ class Pairs:
             if ended.value.code:
                 raise ended.value
 
-    def _export_fake(self, source: object, context: object, out: Path, store: Path) -> None:
+    def _export_fake(self, source: object, context: object, target: object, out: Path, store: Path) -> None:
         shutil.copytree(self.artifact, out)
 
 
