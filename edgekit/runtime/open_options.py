@@ -102,14 +102,14 @@ class Opens(Protocol[Given, Result]):
 def by_keyword(
     model: Callable[Given, OpenOptions],
 ) -> Callable[[Callable[[str | Path, OpenOptions], Result]], Opens[Given, Result]]:
-    """Let a function of a path and `OpenOptions` take the fields as keywords too."""
+    """Let a function of a path and `OpenOptions` take the fields of `model` as keywords too, with their types."""
 
     def decorate(function: Callable[[str | Path, OpenOptions], Result]) -> Any:
         @wraps(function)
         def call(path: str | Path, options: OpenOptions | None = None, **given: Any) -> Result:
             return function(path, one_of(options, OpenOptions, given))
 
-        fields = signature(OpenOptions).parameters.values()
+        fields = signature(model).parameters.values()
         place = Parameter("path", Parameter.POSITIONAL_OR_KEYWORD)
         call.__signature__ = signature(call).replace(parameters=[place, *fields])  # type: ignore[attr-defined]
         return call

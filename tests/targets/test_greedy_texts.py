@@ -1,4 +1,4 @@
-"""Greedy texts of every target equal those of transformers, beyond one chunk, one block of the cache and any window."""
+"""Every target writes the greedy texts of transformers, beyond one chunk, one block of the cache and any window."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
-from edgekit.common.options import read_options
+from edgekit.common.options import one_of
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 
@@ -56,7 +56,7 @@ def on_demand(
         adapters: LoRA adapters by name: their PEFT folders; None for one that is sealed in the artifact.
         options, opening: as in `edgekit.open`, except `memory`, which the server decides.
     """
-    options = options or read_options(OpenOptions, opening)
+    options = one_of(options, OpenOptions, opening)
     if options.memory is not None:
         raise InvalidInput("memory: the server divides it among its models; set max_memory there")
     predicted = predict_opening(path, options)
