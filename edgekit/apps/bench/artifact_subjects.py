@@ -56,7 +56,7 @@ def subject_of_artifact(
         sinks=opening.sinks if opening.window else plan.cache.sinks,
         keep=cache.keep if cache.is_scored else None,
         exact=opening.exact,
-        draft=readable(Path(opening.draft).name) if opening.draft is not None else None,
+        draft=readable(Path(opening.draft).name) if opening.draft not in (None, "off") else None,
         adapter=adapter[0] if adapter else None,
         sequences=opening.sequences or 1,
         prefix_bytes=int(opening.prefixes or 0),

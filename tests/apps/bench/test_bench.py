@@ -292,6 +292,7 @@ def test_a_window_continues_beyond_the_context(arena: Arena) -> None:
 
 
 def test_a_draft_is_named_and_its_accepted_tokens_are_counted(arena: Arena) -> None:
+    assert arena.subject("one", draft="off").subject.info.draft is None
     subject = arena.subject("one", draft="ngram")
     (found,) = arena.run([subject], measured.StillMachine(), prompt=60, outputs=40, repeats=1)
     assert found.status == "valid", found.why
@@ -386,8 +387,7 @@ def test_users_share_only_the_beginning_of_a_prompt() -> None:
 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_the_run(arena: Arena) -> None:
-    model = arena.subject("one").model
-    write_adapter(arena.folder / "lora", model, rank=4)
+    write_adapter(arena.folder / "lora", arena.subject("one").model, rank=4)
     with pytest.raises(Unsupported, match="export it again with --adapter-rank 4"):
         arena.subject("one", adapter=("formal", arena.folder / "lora"))
 
