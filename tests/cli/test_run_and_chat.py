@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -256,10 +257,12 @@ def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path, monkeypat
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 60))
     arguments = [*BIN, "chat", str(artifact), "--seed", "1", "--max-tokens", "5"]
-    environment = dict(
-        os.environ
-    )  # without it a child also gets COLUMNS from readline, which `os.environ` does not have
-    with subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    environment = dict(os.environ)  # a child also gets readline's COLUMNS otherwise, which `os.environ` lacks
+    with (
+        subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process,
+        ExitStack() as ended,
+    ):
+        ended.callback(process.kill)  # a failed check must not wait for it for ever
         os.close(theirs)
         shown = _read_until(ours, "> ")
         os.write(ours, b"the cat\n")
@@ -280,8 +283,10 @@ def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path, monkeypat
 def _read_until(terminal: int, prompt: str) -> str:
     """Return a terminal's output, without control sequences, up to the next prompt."""
     shown = ""
+    waiting = select.poll()  # unlike `select`, for a process with any number of open files
+    waiting.register(terminal, select.POLLIN)
     while not shown.endswith(prompt):
-        assert select.select([terminal], [], [], 60)[0], f"nothing more after {shown!r}"
+        assert waiting.poll(60_000), f"nothing more after {shown!r}"
         shown = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown + os.read(terminal, 4096).decode(errors="replace"))
     return shown
 

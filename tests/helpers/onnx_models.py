@@ -69,7 +69,7 @@ def onnx_model(
 ) -> OnnxModel:
     """A family's tiny model, with changes of its config; prompts are fed in chunks of 16 tokens."""
     folder = _folder(family, json.dumps(config or {}), seed)
-    weights = _weights(folder, recipe)
+    weights = NeutralWeights.open(_weights(folder, recipe))  # not kept open for the session: each has files and maps
     chosen = models.plan_for(weights.model, weights.recipe, **{"chunk_tokens": 16, **plan})
     chosen = chosen.model_copy(update={"adapter_rank": adapter_rank})
     return OnnxModel(chosen, _exported(chosen.to_json(), weights.folder, level), weights, folder)
@@ -91,8 +91,8 @@ def _folder(family: str, config: str, seed: int) -> Path:
 
 
 @cache
-def _weights(folder: Path, recipe: Recipe | str) -> NeutralWeights:
-    return models.weights_of(folder, recipe, folder.with_name("store"))
+def _weights(folder: Path, recipe: Recipe | str) -> Path:
+    return models.weights_of(folder, recipe, folder.with_name("store")).folder
 
 
 @cache

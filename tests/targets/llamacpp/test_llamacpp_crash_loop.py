@@ -44,12 +44,14 @@ def start(*arguments: object, cap: int | None = None) -> tuple[str, int, int]:
     most, printed = 0, ""
     with subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as app:
         assert app.stdout is not None
+        answers = select.poll()
+        answers.register(app.stdout, select.POLLIN)
         while app.poll() is None:
             most = max(most, own_memory(app.pid))
             if cap is not None and most > cap:
                 app.kill()
                 app.wait()
-            elif select.select([app.stdout], [], [], 0.002)[0]:  # it has answered, and waits to be let go
+            elif answers.poll(2):  # it has answered, and waits to be let go
                 printed = app.communicate("\n")[0]
     return printed, app.returncode, most
 
