@@ -1,6 +1,6 @@
-"""Writes the tables of docs/commands/ from the commands.
+"""Writes the tables of docs/commands/ from the commands, and that of what targets can do from their capabilities.
 
-Run `python docs/command_tables.py` after an option changes; a test compares the pages with the commands.
+Run `python docs/command_tables.py` after an option or a capability changes; a test compares the pages with both.
 """
 
 from __future__ import annotations
@@ -8,15 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 
+from edgekit import plugins
 from edgekit.cli import command
+from edgekit.contracts.capabilities import Feature
+from edgekit.model.parts import Layer
+from edgekit.testing import fake_model
 
 DOCUMENTED = Path(__file__).parent / "commands"
+MODELS = DOCUMENTED.parent / "models.md"
+TARGETS = ("onnx", "mlx", "executorch", "llamacpp")
 _PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)
+_FEATURES = re.compile(r"^\| backend \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _HEADING = re.compile(r"^## edgekit (.+)$", re.MULTILINE)
 
 
@@ -46,7 +54,26 @@ def pages() -> dict[Path, str]:
     ]
     index = DOCUMENTED / "index.md"
     table = "\n".join(["| command | does |", "|---|---|", *rows, ""])
-    return {index: _LIST.sub(lambda _: table, index.read_text(), count=1), **written}
+    models = _FEATURES.sub(lambda _: _features(), MODELS.read_text(), count=1)
+    return {MODELS: models, index: _LIST.sub(lambda _: table, index.read_text(), count=1), **written}
+
+
+def _features() -> str:
+    """Return the table of backends and features, for a plain model with heads of 64 values."""
+    model = fake_model().model_copy(update={"layers": (Layer(kv_heads=1, head_dim=64),) * 2})
+    features = get_args(Feature)
+    rows = [
+        f"| backend | {' | '.join(features)} | bits of the cache | exact mode |",
+        "|---|" + "---|" * (len(features) + 2),
+    ]
+    for name in TARGETS:
+        target = plugins.load_target(name)
+        for backend in target.backends:
+            able = target.capabilities(model, backend, model.max_positions)
+            marks = ["yes" if feature in able.features else "" for feature in features]
+            bits, exact = ", ".join(map(str, able.kv_bits)), able.exact.replace("_", " ")
+            rows.append(f"| {name} {backend} | {' | '.join(marks)} | {bits} | {exact} |")
+    return "\n".join([*rows, ""])
 
 
 def _with_tables(text: str) -> str:

@@ -90,6 +90,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
         raise Unsupported(f"{plan.model_source}: {plan.model.exportable}")
     check_place(final)
     target = plugins.load_target(plan.target)
+    target.check(plan)
     missing = target.missing_to_export()
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
@@ -173,9 +174,8 @@ def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
     facts = plan.memory
     # A profile of the user's own, or of a machine that cannot be detected here: the planned shares stay.
     with suppress(UnknownDevice, Unsupported):
-        offer = target.offer_in(plan.model, load_profile(plan.device), plan.backend, recipe)
-        if offer is not None:
-            facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
+        offer = target.offer(plan.model, load_profile(plan.device), plan.backend, recipe)
+        facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
     return with_facts(plan, facts, recipe)
 
 

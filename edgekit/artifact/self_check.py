@@ -162,7 +162,7 @@ class Ran(NamedTuple):
 def _run(engine: Engine, plan: Plan, tokens: Sequence[int]) -> Ran:
     """Run the text with each width of the cache; close the engine."""
     try:
-        widest, *narrower = engine.abilities.kv_bits
+        widest, *narrower = engine.capabilities.kv_bits
         ran = Ran(widest, _engine_logits(engine, plan, tokens, widest), {}, {})
         for bits in narrower:
             logits = _engine_logits(engine, plan, tokens, bits)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edgekit.common.base import Frozen
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 
 if TYPE_CHECKING:
@@ -17,35 +17,6 @@ if TYPE_CHECKING:
     Logits = NDArray[np.float32]
     Features = NDArray[np.float32]  # [tokens, layers × width]
     Floats = NDArray[np.float32]
-
-
-class Abilities(Frozen):
-    """The features that an engine supports; a request for another one is refused, and the error names it."""
-
-    vocabulary: int
-    max_states: int
-    max_chunk_tokens: int
-    max_rewind: int | None = None  # None: all cached tokens
-    max_position: int | None = None  # None: limited only by the capacity
-    kv_bits: tuple[int, ...]  # best first
-    reserves_kv: bool = False  # the first state takes the memory of all states, and keeps it
-    can_evict: bool = True
-    can_save: bool = True
-    can_save_evicted: bool = False  # states can be saved after evictions too
-    scorers: tuple[str, ...] = ()  # names by which `State.scores` can score cached tokens
-    scorers_on_request: tuple[str, ...] = ()  # others, if the opened plan's window keeps tokens by one of them
-    exits: tuple[int, ...] = ()
-    feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
-    feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
-    kv_layers: tuple[int, ...] = ()  # whose keys and values `State.cached` hands out; `State.embedded` works then
-    adapters: bool = False
-    checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
-    hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
-    generates: bool = True  # False: an encoder, which gives hidden states of whole texts and no logits
-    classifies: bool = False  # an encoder whose chunks may be pairs of texts, and give one logit for the whole
-    copied_share: float = 0.0  # private bytes per byte of stored weights, where this machine cannot map them as planned
-    threads: int | None = None  # the most for `use_threads`; None: the number is fixed at opening
-    exact: Literal["always", "on_request", "never"]
 
 
 class CachedKV(NamedTuple):
@@ -80,8 +51,8 @@ class State(Protocol):
     """The cache of one sequence in an engine: keys and values by position, and a recurrent part of fixed size.
 
     Only hybrid models have a recurrent part. It cannot be truncated like keys and values, so a state keeps checkpoints
-    of it, every `abilities.checkpoint_tokens`. A rewind or restore loads the nearest earlier checkpoint, and the next
-    `forward` recomputes the tokens since then.
+    of it, every `capabilities.checkpoint_tokens`. A rewind or restore loads the nearest earlier checkpoint, and the
+    next `forward` recomputes the tokens since then.
     """
 
     @property
@@ -104,7 +75,7 @@ class State(Protocol):
     def bytes(self) -> int: ...
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens, across calls of `forward`; at most `abilities.max_rewind`.
+        """Drop the last `count` tokens, across calls of `forward`; at most `capabilities.max_rewind`.
 
         A state with a recurrent part cannot rewind past an eviction.
         """
@@ -116,7 +87,7 @@ class State(Protocol):
         """Drop several spans, in order and apart from each other, as `evict` drops one."""
 
     def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Score the cached tokens from `start` on by a scorer of `abilities.scorers`; a higher score is worth more.
+        """Score the cached tokens from `start` on by a scorer of `capabilities.scorers`; a higher score is worth more.
 
         `newest`: the ids of the newest cached tokens, at most those since the last eviction. Scorers by attention
         compute them again, and leave the state as it is. Scores depend only on what is cached now, so two states that
@@ -124,7 +95,7 @@ class State(Protocol):
         """
 
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:
-        """Return keys and values of the cached tokens from `start` to `stop` in a layer of `abilities.kv_layers`.
+        """Return keys and values of the cached tokens from `start` to `stop` in a layer of `capabilities.kv_layers`.
 
         They may be views of the cache, valid until the next call, and must not be changed; from a narrow cache they are
         converted. Every cached token must have passed all layers.
@@ -136,7 +107,7 @@ class State(Protocol):
     def save(self, start: int, stop: int) -> Segment:
         """Copy the KV of the cached tokens from `start` to `stop`.
 
-        After an eviction `start` must be 0, and `abilities.can_save_evicted` true.
+        After an eviction `start` must be 0, and `capabilities.can_save_evicted` true.
         """
 
     def save_bytes(self, start: int, stop: int) -> int:
@@ -153,8 +124,8 @@ class Chunk(NamedTuple):
 
     `exit_layer` ends the forward pass after that many layers; None runs all. `hidden` returns the hidden states after
     the last norm instead of logits. `features`, if given, is filled with the residual stream of every token after
-    `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`]. `second` is the index of the first token of
-    a pair's second text, for engines that classify; 0: a single text.
+    `capabilities.feature_layers`: float32 [tokens, `capabilities.feature_width`]. `second` is the index of the first
+    token of a pair's second text, for engines that classify; 0: a single text.
     """
 
     state: State
@@ -169,7 +140,7 @@ class Chunk(NamedTuple):
 class Engine(Protocol):
     """One loaded model. Owned by one Runtime, not thread-safe."""
 
-    abilities: Abilities
+    capabilities: Capabilities
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -196,7 +167,7 @@ class Engine(Protocol):
         """Unload an adapter. Raises `InvalidInput` while a state runs it."""
 
     def use_threads(self, count: int) -> None:
-        """Compute with 1 to `abilities.threads` threads from the next call on. Raises `Unsupported` if it is None."""
+        """Compute with 1 to `capabilities.threads` threads from the next call on; `Unsupported` if it is None."""
 
     def interrupt(self) -> None:
         """End a running `forward` as soon as the library can; it and later ones raise `TargetFailed`.

@@ -21,7 +21,7 @@ def feed(
     Tokens with requested logits are fed in chunks of their own. `chunk_tokens` limits chunks in addition to the
     engine's own limit.
     """
-    step = min(engine.abilities.max_chunk_tokens, chunk_tokens or len(tokens) or 1)
+    step = min(engine.capabilities.max_chunk_tokens, chunk_tokens or len(tokens) or 1)
     first = len(tokens) - num_logits
     for start in range(0, first, step):
         engine.forward([Chunk(state, tokens[start : min(start + step, first)], 0)])
@@ -29,7 +29,7 @@ def feed(
     for start in range(first, len(tokens), step):
         chunk = tokens[start : start + step]
         parts.append(np.array(engine.forward([Chunk(state, chunk, len(chunk))])[0], dtype=np.float32))
-    return np.concatenate(parts) if parts else np.zeros((0, engine.abilities.vocabulary), np.float32)
+    return np.concatenate(parts) if parts else np.zeros((0, engine.capabilities.vocabulary), np.float32)
 
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities, plan_refusal
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.errors import Unsupported
+from edgekit.errors import Unsupported, quote_short
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -30,16 +31,7 @@ class Offer(Frozen):
     target: str
     backend: str
     recipe: Recipe
-    kv_bits: tuple[int, ...]  # widths that the cache supports, best first
-    can_evict: bool = True
-    scorers: tuple[str, ...] = ()  # names by which tokens of a window can be kept
-    max_context: int | None = None
-    exits: bool = False
-    adapters: bool = False
-    encoders: bool = False
-    gpu_layers: int | None = None  # the most that can run on a GPU, the head as one; None: layers cannot be divided
-    hidden_states: bool = False  # for a drafting head that is sealed with the model
-    embeddings: bool = False  # True: the engine looks embeddings up for a drafting head that has none
+    capabilities: Capabilities
     memory: MemoryFacts
     speed: SpeedFacts
     only_by_name: bool = False  # considered only if a request names its target, e.g. a target for checks
@@ -89,6 +81,7 @@ class Target(ABC):
     """
 
     name: str
+    backends: tuple[str, ...]
 
     @abstractmethod
     def missing(self) -> str | None:
@@ -99,15 +92,38 @@ class Target(ABC):
         return self.missing()
 
     @abstractmethod
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        """Return every way to build `model` and run it on `device`, best quality first."""
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        """Return what a backend can do with the model in texts of up to `context` tokens."""
 
-    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer | None:
-        """Return the offer for a recipe that is not built in; its `refusal` names what cannot be stored.
-
-        None: such a recipe is priced by the backend's first offer, and a source's own integers are not offered.
-        """
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        """Return the reason why a backend cannot hold this model in this recipe, with the cure; None if it can."""
         return None
+
+    def check(self, plan: Plan) -> None:
+        """Raise `Unsupported` unless the plan's backend can run it."""
+        model, backend, context = plan.model, plan.backend, plan.context
+        if backend not in self.backends:
+            known = ", ".join(self.backends)
+            raise Unsupported(f"{self.name}: no backend {quote_short(backend)}; choose one of {known}")
+        reason = plan_refusal(plan, self.capabilities(model, backend, context))
+        reason = reason or self.refusal(model, plan.recipe, backend, context)
+        if reason is not None:
+            raise Unsupported(f"{self.name} on {backend}: {reason}")
+
+    @abstractmethod
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        """Return the recipes to choose from on a backend of `device`, best quality first."""
+
+    @abstractmethod
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        """Return the offer in any recipe; its `refusal` names what cannot be stored."""
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
+        """Yield every way to build `model` and run it on `device`: in the device's order of backends."""
+        for backend in device.targets.get(self.name, ()):
+            if backend in self.backends:
+                for recipe in self.recipes(model, device, backend):
+                    yield self.offer(model, device, backend, recipe)
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory where there is no GPU."""

@@ -23,8 +23,8 @@ def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> Non
     """Run a round for every line of stdin; write [seconds of the prompt, seconds of a step] as JSON."""
     weights = NeutralWeights.open(weights_folder)
     target = plugins.load_target(target_name)
-    offers = target.offers(weights.model, load_profile("this"))
-    offer = next(each for each in offers if each.recipe == named_recipe(RECIPE) and each.refusal is None)
+    device = load_profile("this")
+    offer = target.offer(weights.model, device, device.targets[target_name][0], named_recipe(RECIPE))
     out.mkdir()
     plan = _plan(weights, offer, threads)
     target.export(plan, weights, out, lambda done, total, what: None)
@@ -56,7 +56,7 @@ def _plan(weights: NeutralWeights, offer: Offer, threads: int) -> Plan:
         model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
         os_version="0", target=offer.target, backend=offer.backend, recipe=weights.recipe, context=CONTEXT,
         sequences=1, chunk_tokens=PROMPT, cache=KVEvictionPolicy(), threads=threads,
-        storage=KVCacheConfig(capacity_tokens=CONTEXT, kv_bits=offer.kv_bits[0]), estimate=nothing,
+        storage=KVCacheConfig(capacity_tokens=CONTEXT, kv_bits=offer.capabilities.kv_bits[0]), estimate=nothing,
         memory=offer.memory, budget_bytes=0, budget_why="a measurement",
         speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="a measurement"),
         quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="a measurement"),

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edgekit.contracts.engine import Abilities, Chunk, Segment
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import checkpoint_tokens, most_checkpoints, recurrent_bytes, recurrent_shapes
@@ -45,11 +46,11 @@ AnyAdapter = TypeVar("AnyAdapter", bound=LoadedAdapter)
 
 
 class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
-    """One opened artifact. A subclass sets `abilities` and `notes` before its constructor returns."""
+    """One opened artifact. A subclass sets `capabilities` and `notes` before its constructor returns."""
 
     target: ClassVar[str]  # the target's name in messages
     runs_adapters: ClassVar[bool] = True  # False: adapters must be merged into the weights before quantising
-    abilities: Abilities
+    capabilities: Capabilities
     notes: tuple[str, ...] = ()
 
     def __init__(self, plan: Plan) -> None:
@@ -62,9 +63,9 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def start(self, storage: KVCacheConfig) -> AnyState:
         self._check_open()
         self._check_storage(storage)
-        if len(self.states) >= self.abilities.max_states:
+        if len(self.states) >= self.capabilities.max_states:
             raise InvalidInput(
-                f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
+                f"all {self.capabilities.max_states} states are in use; close one, or export with more sequences"
             )
         self._before_start(storage)
         return self._admit(storage)
@@ -100,19 +101,19 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the embeddings of tokens, for states."""
         self._check_open()
-        if not self.abilities.kv_layers:
+        if not self.capabilities.kv_layers:
             raise Unsupported(f"{self.target}: this engine hands out no embeddings")
-        if not tokens or min(tokens) < 0 or max(tokens) >= self.abilities.vocabulary:
-            raise InvalidInput(f"embeddings of {len(tokens)} tokens, of a vocabulary of {self.abilities.vocabulary}")
+        if not tokens or min(tokens) < 0 or max(tokens) >= self.capabilities.vocabulary:
+            raise InvalidInput(f"embeddings of {len(tokens)} tokens, of a vocabulary of {self.capabilities.vocabulary}")
         return self._embedded(tokens)
 
     def read_segment(self, path: Path) -> Segment:
-        forms = {self.form(bits): self.segment_parts(bits) for bits in self.abilities.kv_bits}
+        forms = {self.form(bits): self.segment_parts(bits) for bits in self.capabilities.kv_bits}
         models = [self.key_of(name) for name in (None, *sorted(self.adapters))]
         capacity, shapes = self.plan.storage.capacity_tokens, recurrent_shapes(self.plan.model)
         most = 0 if self.checkpoint_tokens is None else most_checkpoints(self.checkpoint_tokens, capacity)
         segment = read_key_values(path, models, forms, capacity, recurrent=shapes, most_checkpoints=most)
-        tokens, vocabulary = segment.arrays[0], self.abilities.vocabulary
+        tokens, vocabulary = segment.arrays[0], self.capabilities.vocabulary
         if shapes and tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
             raise DamagedArtifact(f"{path}: holds tokens outside the vocabulary of {vocabulary}; remove it")
         return segment
@@ -173,7 +174,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def use_threads(self, count: int) -> None:
         self._check_open()
-        most = self.abilities.threads
+        most = self.capabilities.threads
         if most is None:
             raise Unsupported(f"{self.target}: the number of threads is fixed when an artifact is opened")
         if not 1 <= count <= most:
@@ -246,7 +247,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         """Free an adapter that no state uses."""
 
     def _use_threads(self, count: int) -> None:
-        """Compute with that many threads from now on; only for engines with `abilities.threads`."""
+        """Compute with that many threads from now on; only for engines with `capabilities.threads`."""
         raise NotImplementedError(f"{type(self).__name__} declares threads but cannot change their number")
 
     def _slots(self, storage: KVCacheConfig) -> int:
@@ -265,20 +266,20 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             self._check_open()
             return self._forward([states[index] for index in indices], calls)
 
-        return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, forward)
+        return forward_in_pieces(states, chunks, self.capabilities.max_chunk_tokens, forward)
 
     def _no_logits(self) -> Logits:
-        return np.empty((0, self.abilities.vocabulary), np.float32)
+        return np.empty((0, self.capabilities.vocabulary), np.float32)
 
     def _state_of(self, chunk: Chunk) -> AnyState:
         state = next((state for state in self.states if state is chunk.state), None)
         if state is None:
             raise InvalidInput("the state is closed, or belongs to another engine")
-        check_chunk(chunk, state.held, self.abilities)
+        check_chunk(chunk, state.held, self.capabilities)
         return state
 
     def _check_storage(self, storage: KVCacheConfig) -> None:
-        check_storage(storage, self.abilities, self.plan.storage, self.target)
+        check_storage(storage, self.capabilities, self.plan.storage, self.target)
         self.find_adapter(storage.adapter)
 
     def _check_open(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgekit.contracts.engine import Abilities, Chunk, Segment
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import Chunk, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.kv_segment import KeyValues
 from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, quote_short
@@ -112,49 +113,49 @@ class Held:
             raise InvalidInput("the state is closed")
 
 
-def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
+def check_chunk(chunk: Chunk, held: Held, capabilities: Capabilities) -> None:
     """Refuse a chunk that the engine cannot process, or that exceeds the capacity of its state."""
     count = len(chunk.tokens)
-    if not 1 <= count <= abilities.max_chunk_tokens:
-        raise InvalidInput(f"a chunk of {count} tokens; one to {abilities.max_chunk_tokens} are allowed")
+    if not 1 <= count <= capabilities.max_chunk_tokens:
+        raise InvalidInput(f"a chunk of {count} tokens; one to {capabilities.max_chunk_tokens} are allowed")
     if not 0 <= chunk.num_logits <= count:
         raise InvalidInput(f"{chunk.num_logits} logits of a chunk of {count} tokens")
-    if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
-        raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
-    if chunk.hidden and (abilities.hidden_size is None or chunk.exit_layer is not None):
+    if min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocabulary:
+        raise InvalidInput(f"a token outside the vocabulary of {capabilities.vocabulary}")
+    if chunk.hidden and (capabilities.hidden_size is None or chunk.exit_layer is not None):
         raise Unsupported("this engine gives no hidden states, or not at an early exit")
-    if chunk.second and not abilities.classifies:
+    if chunk.second and not capabilities.classifies:
         raise Unsupported("this engine reads single texts, no pairs")
     if not 0 <= chunk.second < count:
         raise InvalidInput(f"the second text of a chunk of {count} tokens begins at {chunk.second}")
-    if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
-        raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {abilities.exits or 'none'}")
+    if chunk.exit_layer is not None and chunk.exit_layer not in capabilities.exits:
+        raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {capabilities.exits or 'none'}")
     if chunk.features is not None:
-        check_features_of(chunk, abilities)
+        check_features_of(chunk, capabilities)
     if chunk.exit_layer is None and held.deep != held.length:
         raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
     if count > held.remaining_capacity:
         raise ContextExceeded(count, held.remaining_capacity, "choose a larger context or a window")
 
 
-def check_features_of(chunk: Chunk, abilities: Abilities) -> None:
+def check_features_of(chunk: Chunk, capabilities: Capabilities) -> None:
     """Raise unless `chunk.features` can hold the features of the chunk's tokens."""
-    if not abilities.feature_layers or chunk.exit_layer is not None:
+    if not capabilities.feature_layers or chunk.exit_layer is not None:
         raise Unsupported("this artifact gives no hidden states; export it with a drafting head (--drafter)")
-    expected = (len(chunk.tokens), abilities.feature_width)
+    expected = (len(chunk.tokens), capabilities.feature_width)
     hidden = chunk.features
     if hidden is None or hidden.shape != expected or hidden.dtype.name != "float32" or not hidden.flags.writeable:
         raise InvalidInput(f"hidden states of a chunk need a float32 array of shape {list(expected)} to write to")
 
 
-def check_storage(storage: KVCacheConfig, abilities: Abilities, planned: KVCacheConfig, target: str) -> None:
+def check_storage(storage: KVCacheConfig, capabilities: Capabilities, planned: KVCacheConfig, target: str) -> None:
     """Raise for a cache configuration that the artifact was not planned for."""
-    if storage.adapter is not None and not abilities.adapters:
+    if storage.adapter is not None and not capabilities.adapters:
         raise Unsupported(
             f"{target}: adapter {quote_short(storage.adapter)}: merge it into the weights before quantising"
         )
-    if storage.kv_bits not in abilities.kv_bits:
-        known = ", ".join(map(str, abilities.kv_bits))
+    if storage.kv_bits not in capabilities.kv_bits:
+        known = ", ".join(map(str, capabilities.kv_bits))
         raise Unsupported(f"{target}: {storage.kv_bits}-bit keys and values; this artifact can have {known}")
     limit = planned.capacity_tokens
     if not 0 < storage.capacity_tokens <= limit:

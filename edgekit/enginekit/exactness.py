@@ -32,13 +32,13 @@ def holds_here(
 ) -> bool:
     """Return True if neither chunk sizes nor the number of requested rows change a bit of any logit row."""
     count = min(CHECKED_TOKENS, storage.capacity_tokens)
-    tokens = probe_tokens(count, engine.abilities.vocabulary)
+    tokens = probe_tokens(count, engine.capabilities.vocabulary)
     expected: dict[int, bytes] = {}  # hashes of rows by position, since rows of a large vocabulary take megabytes
     for sizes, most_rows in PIECES:
         state, fed = (start_state or engine.start)(storage), 0
         for size in sizes:
-            for start in range(fed, min(fed + size, count), engine.abilities.max_chunk_tokens):
-                stop = min(start + engine.abilities.max_chunk_tokens, fed + size, count)
+            for start in range(fed, min(fed + size, count), engine.capabilities.max_chunk_tokens):
+                stop = min(start + engine.capabilities.max_chunk_tokens, fed + size, count)
                 rows = min(most_rows, stop - start)
                 answer = engine.forward([Chunk(state, tokens[start:stop], rows)])[0]
                 for position, row in zip(range(stop - rows, stop), answer, strict=True):

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.engine import Abilities, CachedKV, Segment
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import CachedKV, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import Held
@@ -22,7 +23,7 @@ from edgekit.errors import Unsupported
 class StateOwner(Protocol):
     """The part of an engine that its states use."""
 
-    abilities: Abilities
+    capabilities: Capabilities
 
     def form(self, kv_bits: int) -> str: ...
     def key_of(self, adapter: str | None) -> str: ...
@@ -80,7 +81,7 @@ class StateBase(ABC):
         self.evict_spans([Eviction(start, stop)])
 
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
-        if not self._owner.abilities.can_evict:
+        if not self._owner.capabilities.can_evict:
             raise Unsupported("tokens of this model cannot be evicted on this target; plan without a window")
         self.held.check_evict(spans)
         if dropped := [span for span in spans if span.start < span.stop]:
@@ -93,16 +94,16 @@ class StateBase(ABC):
     def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
         self.held.check_scores(start)
         scorer = find_scorer(keep)
-        if keep not in self._owner.abilities.scorers:
+        if keep not in self._owner.capabilities.scorers:
             raise Unsupported(f"this engine gives no {scorer.needs} to score by {keep}; open it with another window")
         if isinstance(scorer, ByCache):
             return consensus(scorer, self._cached_layers(start))
         newest = newest[-scorer.newest :]
-        self.held.check_newest(newest, self._owner.abilities.vocabulary)
+        self.held.check_newest(newest, self._owner.capabilities.vocabulary)
         return attended(scorer, self._attention(newest))[start:]
 
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:
-        if layer not in self._owner.abilities.kv_layers:
+        if layer not in self._owner.capabilities.kv_layers:
             raise Unsupported(f"this engine hands out no keys and values of layer {layer}")
         self.held.check_cached(start, stop)
         return self._cached(layer, start, stop)

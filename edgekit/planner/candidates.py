@@ -75,9 +75,9 @@ def price(
         model, offer.recipe, offer.memory, setting.held_tokens, request.sequences, setting.kv_bits, chunk
     )
     load = plain._replace(
-        adapter_rank=request.adapter_rank if offer.adapters else 0,
+        adapter_rank=request.adapter_rank if offer.capabilities.adapters else 0,
         context=setting.context,
-        exits=request.exits if offer.exits else (),
+        exits=request.exits if "exits" in offer.capabilities.features else (),
         draft_bytes=_draft_bytes(subject.draft, plain),
         drafts=subject.draft is not None or subject.drafter is not None,
         policy=setting.policy,
@@ -86,7 +86,7 @@ def price(
     layers = _gpu_layers(model, offer, alone, budget, request)
     estimate = divided(alone, model, offer.recipe, offer.memory, layers)
     head = subject.head_of(offer)
-    if head is not None and offer.hidden_states:
+    if head is not None and "drafting heads" in offer.capabilities.features:
         tokens = setting.held_tokens
         mapped = head_mapped_bytes(head, tokens, memory.looked_up_bytes(model, offer.recipe, offer.memory, tokens))
         private = head_private_bytes(head, tokens, request.sequences, chunk, offer.memory)
@@ -108,11 +108,12 @@ def price(
 
 def _gpu_layers(model: ModelSpec, offer: Offer, alone: Estimate, budget: Budget, request: PlanRequest) -> int | None:
     """Return the layers that run on a GPU: as requested, else all or as many as its memory holds."""
-    if offer.gpu_layers is None:
+    most = offer.capabilities.gpu_layers
+    if most is None:
         return None
     if request.gpu_layers is not None:
-        return min(request.gpu_layers, offer.gpu_layers)
-    return most_that_fit(alone, model, offer.recipe, offer.memory, budget.total_bytes, offer.gpu_layers)
+        return min(request.gpu_layers, most)
+    return most_that_fit(alone, model, offer.recipe, offer.memory, budget.total_bytes, most)
 
 
 def _draft_bytes(draft: ModelSpec | None, load: memory.MemoryLoad) -> int:
@@ -141,24 +142,24 @@ def _violations(
     budget: Budget,
     request: PlanRequest,
 ) -> list[Violation]:
-    violations = []
+    violations, able = [], offer.capabilities
     if offer.refusal:
         violations.append(Violation("offer", offer.refusal, "an offer without a refusal"))
     if _is_unnamed(offer, request):
         unnamed = f"{offer.target} {offer.backend} was not requested by name"
         violations.append(Violation("target", unnamed, "by name only"))
-    furthest = furthest_context(model, offer)
+    furthest = furthest_context(model, able)
     if setting.held_tokens > furthest:
         what = "context" if setting.policy.window is None else "window"
         violations.append(Violation(what, f"{setting.held_tokens:,} tokens", f"{furthest:,} tokens"))
-    widths = setting.policy.widths(offer.kv_bits)
+    widths = setting.policy.widths(able.kv_bits)
     if setting.kv_bits not in widths:
         violations.append(Violation("cache bits", str(setting.kv_bits), " or ".join(map(str, widths)) or "none"))
-    if setting.policy.is_scored and setting.policy.keep not in offer.scorers:
-        known = " or ".join(("newest", *offer.scorers))
+    if setting.policy.is_scored and setting.policy.keep not in able.scorers:
+        known = " or ".join(("newest", *able.scorers))
         violations.append(Violation("keep", f"no scores by {setting.policy.keep}", known))
-    if request.gpu_layers is not None and (offer.gpu_layers is None or request.gpu_layers > offer.gpu_layers):
-        allowed = "only where the target divides layers" if offer.gpu_layers is None else f"at most {offer.gpu_layers}"
+    if request.gpu_layers is not None and (able.gpu_layers is None or request.gpu_layers > able.gpu_layers):
+        allowed = "only where the target divides layers" if able.gpu_layers is None else f"at most {able.gpu_layers}"
         violations.append(Violation("GPU layers", str(request.gpu_layers), allowed))
     elif (estimate.gpu_bytes or 0) > budget.total_bytes:
         found = f"{show_bytes(estimate.gpu_bytes or 0)} on the GPU"
@@ -176,11 +177,11 @@ def _violations(
             )
         else:
             violations.append(Violation("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
-    if request.exits and not offer.exits:
+    if request.exits and "exits" not in able.features:
         violations.append(Violation("exits", "none", f"after layer {', '.join(map(str, request.exits))}"))
-    if request.adapter_rank and (not offer.adapters or offer.recipe.smooth):
+    if request.adapter_rank and (not able.adapters or offer.recipe.smooth):
         violations.append(Violation("adapters", "none", f"rank {request.adapter_rank}"))
-    if request.drafter and not offer.hidden_states:
+    if request.drafter and "drafting heads" not in able.features:
         violations.append(Violation("drafter", "no hidden states of the model", "those that the head reads"))
     if request.min_quality is not None and quality.same_top < request.min_quality:
         violations.append(Violation("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{request.min_quality:g}"))

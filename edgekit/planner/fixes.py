@@ -44,22 +44,21 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
         return _memory_fix(model, candidate, search)
     if violation.what in ("context", "window"):
         or_window = ", or a window" if violation.what == "context" else ""
-        return (
-            f"{violation.what} {candidate.setting.held_tokens} → {furthest_context(model, candidate.offer)}{or_window}"
-        )
+        furthest = furthest_context(model, candidate.offer.capabilities)
+        return f"{violation.what} {candidate.setting.held_tokens} → {furthest}{or_window}"
     if violation.what == "offer":
         return "another target or backend"
     if violation.what == "target":
         return f"--target {candidate.offer.target}"
     if violation.what == "cache bits":
-        return f"--kv-bits {min(candidate.offer.kv_bits)}, or another target or backend"
+        return f"--kv-bits {min(candidate.offer.capabilities.kv_bits)}, or another target or backend"
     if violation.what == "exits":
         return "another target or backend, or no --exit"
     if violation.what == "drafter":
         return "onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter"
     if violation.what == "GPU layers":
         return "llamacpp on a device with a GPU, with as many layers as the model has, or no --gpu-layers"
-    if violation.what == "adapters" and candidate.offer.recipe.smooth and candidate.offer.adapters:
+    if violation.what == "adapters" and candidate.offer.recipe.smooth and candidate.offer.capabilities.adapters:
         return f"recipe {candidate.offer.recipe.plain_name}, whose weights adapters fit"
     if violation.what == "adapters":
         return "another target or backend, or the adapter merged into the weights before quantising"
@@ -85,7 +84,7 @@ def _memory_fix(model: ModelSpec, candidate: Candidate, search: FixSearch) -> st
 
 def _fewer_bits(candidate: Candidate, search: FixSearch) -> str | None:
     setting = candidate.setting
-    for bits in candidate.offer.kv_bits:
+    for bits in candidate.offer.capabilities.kv_bits:
         if bits < setting.kv_bits and search.over(search.price(candidate.offer, setting._replace(kv_bits=bits))) <= 0:
             return f"cache bits {setting.kv_bits} → {bits}"
     return None
@@ -102,16 +101,16 @@ def _shorter(model: ModelSpec, candidate: Candidate, search: FixSearch) -> Itera
         smaller = _first(
             (
                 other
-                for other in windows(model, offer, setting.policy.window)
+                for other in windows(model, offer.capabilities, setting.policy.window)
                 if other.held_tokens < setting.held_tokens
             ),
             fits,
         )
         yield f"window {setting.policy.window} → {smaller.held_tokens}" if smaller else None
         return
-    context = _first(smaller_contexts(model, offer, setting.context), fits)
+    context = _first(smaller_contexts(model, offer.capabilities, setting.context), fits)
     yield f"context {setting.context} → {context.context}" if context else None
-    window = _first(windows(model, offer, setting.context), fits)
+    window = _first(windows(model, offer.capabilities, setting.context), fits)
     yield f"a window of {window.held_tokens} with {window.policy.sinks} sinks" if window else None
 
 

@@ -21,7 +21,7 @@ def head_to_seal(head: HeadSpec, model: ModelSpec, offer: Offer) -> HeadSpec:
 
     Targets hand out scaled embeddings, and an EAGLE-3 head reads them without the scale.
     """
-    looked_up = head.kind != "eagle3" or (offer.embeddings and model.embedding_scale == 1)
+    looked_up = head.kind != "eagle3" or (offer.capabilities.kv_layers and model.embedding_scale == 1)
     return head if looked_up or head.own_embedding else head.model_copy(update={"own_embedding": True})
 
 

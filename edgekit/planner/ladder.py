@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.contracts.target import Offer
 from edgekit.errors import InvalidInput
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.request import DEFAULT_CONTEXT, PlanRequest
@@ -53,41 +53,41 @@ def requested_policy(request: PlanRequest) -> KVEvictionPolicy:
         raise InvalidInput(f"--window {request.window} --sinks {request.sinks}: {problem}") from error
 
 
-def ladder(model: ModelSpec, offer: Offer, request: PlanRequest) -> Iterator[ContextConfig]:
-    """Yield every setting of an offer, from the requested one downwards.
+def ladder(model: ModelSpec, able: Capabilities, request: PlanRequest) -> Iterator[ContextConfig]:
+    """Yield every setting of a backend, from the requested one downwards.
 
     A requested context or window is never changed; then only the cache bits vary.
     """
     if request.kv_bits is not None:
-        offer = offer.model_copy(update={"kv_bits": (request.kv_bits,)})
+        able = able.model_copy(update={"kv_bits": (request.kv_bits,)})
     context = requested_context(model, request)
     policy = requested_policy(request)
-    for index, bits in enumerate(offer.kv_bits):
+    for index, bits in enumerate(able.kv_bits):
         yield ContextConfig((min(index, 1), index, 0), context, policy, bits)
     if request.context is not None or request.window is not None:
         return
-    yield from windows(model, offer, context)
-    yield from smaller_contexts(model, offer, context)
+    yield from windows(model, able, context)
+    yield from smaller_contexts(model, able, context)
 
 
-def furthest_context(model: ModelSpec, offer: Offer) -> int:
-    """Return the most tokens that can be cached at once: the model's positions or the offer's limit."""
-    return min(model.max_positions, offer.max_context or model.max_positions)
+def furthest_context(model: ModelSpec, able: Capabilities) -> int:
+    """Return the most tokens that can be cached at once: the model's positions or the backend's limit."""
+    return min(model.max_positions, able.max_position or model.max_positions)
 
 
-def windows(model: ModelSpec, offer: Offer, context: int) -> Iterator[ContextConfig]:
+def windows(model: ModelSpec, able: Capabilities, context: int) -> Iterator[ContextConfig]:
     """Yield windows with sinks, largest first."""
-    if not offer.can_evict:
+    if not able.can_evict:
         return
     for step, window in enumerate(WINDOWS):
-        if window < context and window <= furthest_context(model, offer):
-            for index, bits in enumerate(offer.kv_bits):
+        if window < context and window <= furthest_context(model, able):
+            for index, bits in enumerate(able.kv_bits):
                 yield ContextConfig((2, step, index), context, KVEvictionPolicy.of(window, SINKS), bits)
 
 
-def smaller_contexts(model: ModelSpec, offer: Offer, context: int) -> Iterator[ContextConfig]:
+def smaller_contexts(model: ModelSpec, able: Capabilities, context: int) -> Iterator[ContextConfig]:
     """Yield smaller contexts, largest first, each with the most cache bits first."""
-    last = (min(context - 1, furthest_context(model, offer)) // CONTEXT_STEP) * CONTEXT_STEP
+    last = (min(context - 1, furthest_context(model, able)) // CONTEXT_STEP) * CONTEXT_STEP
     for smaller in range(last, SMALLEST_CONTEXT - 1, -CONTEXT_STEP):
-        for index, bits in enumerate(offer.kv_bits):
+        for index, bits in enumerate(able.kv_bits):
             yield ContextConfig((3, -smaller, index), smaller, KVEvictionPolicy(), bits)

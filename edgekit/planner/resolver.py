@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from edgekit.contracts.capabilities import model_refusal
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
@@ -91,7 +92,7 @@ def _ranked(
     requested: list[Candidate] = []
     for offer in _offers(subject, device, targets, request):
         is_listed = is_only_listed(offer, request)
-        for setting in ladder(subject.model, offer, request):
+        for setting in ladder(subject.model, offer.capabilities, request):
             if is_listed and setting.fallback_step != (0, 0, 0):
                 continue  # no other setting would make it eligible
             candidate = price(subject, offer, setting, device, budget, request)
@@ -114,9 +115,8 @@ def _offers(
         offers = [as_measured(offer, subject, device) for offer in targets[name].offers(subject.model, device)]
         backends = {offer.backend: [other for other in offers if other.backend == offer.backend] for offer in offers}
         for alike in backends.values():
-            if subject.model.encoder and not alike[0].encoders:
+            if reason := model_refusal(subject.model, alike[0].capabilities):
                 any_offer = True
-                reason = f"{subject.model.family} is an encoder, and this target runs decoders; use onnx on the CPU"
                 yield alike[0].model_copy(update={"refusal": reason})
                 continue
             for offer in _with_recipe(targets[name], subject, device, alike, request):
@@ -153,19 +153,11 @@ def _with_recipe(
         # Vendors' own formats are not packed from the neutral weights, so the request must name them.
         yield from (offer for offer in offers if not offer.recipe.is_native())
         return
-    named = [offer for offer in offers if offer.recipe == request.recipe]
-    if named:
-        yield from named
-        return
     # A source's own integers may have formats that no built-in recipe has; then the target decides.
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
     if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
         return
-    offer = target.offer_in(subject.model, device, offers[0].backend, request.recipe)
-    if offer is not None:
-        yield as_measured(offer, subject, device)
-    elif request.recipe.keeps is None:
-        yield offers[0].model_copy(update={"recipe": request.recipe})
+    yield as_measured(target.offer(subject.model, device, offers[0].backend, request.recipe), subject, device)
 
 
 def _order(

@@ -57,7 +57,7 @@ def cache_price_notes(
     model: ModelSpec, offer: Offer, device: DeviceProfile, *, held_tokens: int, kv_bits: int
 ) -> Iterator[str]:
     """Yield the price of a narrow cache that decodes slower than the next wider one of the offer."""
-    wider = min((bits for bits in offer.kv_bits if bits > kv_bits), default=kv_bits)
+    wider = min((bits for bits in offer.capabilities.kv_bits if bits > kv_bits), default=kv_bits)
     narrow, wide = (
         predict(model, offer.recipe, offer.memory, offer.speed, device, held_tokens=held_tokens, kv_bits=bits)
         for bits in (kv_bits, wider)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from edgekit.contracts.capabilities import Capabilities
     from edgekit.contracts.drafter import Drafter
-    from edgekit.contracts.engine import Abilities
     from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Logprob, Sampler
     from edgekit.runtime.speculation.drafters import DrafterFactory
@@ -33,12 +33,12 @@ class Decoding:
         self._backoff_steps = 0  # further steps in which the drafter is not asked
         self._reports_logprobs = sampler.sampling.logprobs is not None
 
-    def start_drafter(self, factory: DrafterFactory, request: DraftRequest, abilities: Abilities) -> None:
+    def start_drafter(self, factory: DrafterFactory, request: DraftRequest, capabilities: Capabilities) -> None:
         """Draft from now on. A proposal is no longer than the engine can verify and rewind in one step."""
-        limits = (factory.tokens, abilities.max_chunk_tokens - 1, abilities.max_rewind)
+        limits = (factory.tokens, capabilities.max_chunk_tokens - 1, capabilities.max_rewind)
         self._drafter = factory.start(request)
         self._max_drafted = min(limit for limit in limits if limit is not None)
-        self._vocabulary = abilities.vocabulary
+        self._vocabulary = capabilities.vocabulary
 
     def begin_step(self) -> bool:
         """Drop the last proposal; return True if the drafter should be asked for the next one."""

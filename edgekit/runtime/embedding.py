@@ -130,8 +130,8 @@ def _encoded(
         tokens = list(text)[:room] if truncate else list(text)
     if not tokens:
         raise InvalidInput(f"text {index} has no tokens; give text to embed")
-    if any(type(token) is not int or not 0 <= token < limits.abilities.vocabulary for token in tokens):
-        raise InvalidInput(f"text {index} holds a token outside the vocabulary of {limits.abilities.vocabulary}")
+    if any(type(token) is not int or not 0 <= token < limits.capabilities.vocabulary for token in tokens):
+        raise InvalidInput(f"text {index} holds a token outside the vocabulary of {limits.capabilities.vocabulary}")
     if len(tokens) > room:
         raise ContextExceeded(len(tokens), room, "shorten the text, or allow `truncate`")
     return tokens

@@ -77,7 +77,7 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         _check_smallest(plan, kv_config, limit)
         engine = target.open(planned.model_copy(update={"cache": policy}), artifact.folder, exact=options.exact)
         undo.callback(engine.close)
-        plan = _with_abilities(plan, engine)
+        plan = _with_capabilities(plan, engine)
         admitted = _admitted(plan, engine, policy, kv_config, limit, options)
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
         engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
@@ -113,12 +113,12 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
     return runtime
 
 
-def _with_abilities(plan: Plan, engine: Engine) -> Plan:
+def _with_capabilities(plan: Plan, engine: Engine) -> Plan:
     """Return the plan with the weights that its engine copied, and limit the engine's cache widths to the plan's."""
-    abilities = engine.abilities = engine.abilities.model_copy(
-        update={"kv_bits": plan.offered_kv_bits(engine.abilities.kv_bits)}
+    capabilities = engine.capabilities = engine.capabilities.model_copy(
+        update={"kv_bits": plan.offered_kv_bits(engine.capabilities.kv_bits)}
     )
-    facts = plan.memory.model_copy(update={"private_share": plan.memory.private_share + abilities.copied_share})
+    facts = plan.memory.model_copy(update={"private_share": plan.memory.private_share + capabilities.copied_share})
     return plan.model_copy(update={"memory": facts})
 
 
@@ -131,32 +131,32 @@ def _admitted(
     options: OpenOptions,
 ) -> AdmittedConfig:
     """Return the configuration that fits and that the engine can run. Raises `Unsupported` or `DoesNotFit`."""
-    abilities = engine.abilities
-    if options.exact and abilities.exact == "never":
+    capabilities = engine.capabilities
+    if options.exact and capabilities.exact == "never":
         raise Unsupported(f"exact: {plan.target} cannot give exact answers with this artifact; open it without `exact`")
-    if kv_config.kv_bits not in abilities.kv_bits:
-        known = ", ".join(map(str, abilities.kv_bits))
-        fix = "; export with --kv-bits for another width" if len(abilities.kv_bits) == 1 else ""
+    if kv_config.kv_bits not in capabilities.kv_bits:
+        known = ", ".join(map(str, capabilities.kv_bits))
+        fix = "; export with --kv-bits for another width" if len(capabilities.kv_bits) == 1 else ""
         raise Unsupported(
             f"kv_bits: {plan.target} cannot store {kv_config.kv_bits} bits with this artifact; "
             f"it can store {known}{fix}"
         )
-    check_window(policy, abilities, kv_config.kv_bits)
-    running = max(1, min(plan.sequences, abilities.max_states))
-    saved = engine.state_bytes(kv_config) if abilities.can_save else None
+    check_window(policy, capabilities, kv_config.kv_bits)
+    running = max(1, min(plan.sequences, capabilities.max_states))
+    saved = engine.state_bytes(kv_config) if capabilities.can_save else None
     requested = _run_config(plan, policy, kv_config, options, running, saved)
     try:
         return admit(
             plan,
             requested,
             limit,
-            kv_bits=policy.widths(abilities.kv_bits),
-            can_evict=abilities.can_evict,
+            kv_bits=policy.widths(capabilities.kv_bits),
+            can_evict=capabilities.can_evict,
             on_pressure=options.on_pressure,
             state_bytes=engine.state_bytes,
         )
     except DoesNotFit as error:
-        why = engine.notes if abilities.copied_share else ()
+        why = engine.notes if capabilities.copied_share else ()
         raise DoesNotFit("; ".join([str(error), *why]), error.table) from None
 
 

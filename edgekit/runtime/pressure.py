@@ -159,7 +159,7 @@ class PressureControl:
 
     def _save_energy(self, saves: bool) -> tuple[str, ...]:
         self.pauses_drafting = saves
-        most = self._engine.abilities.threads
+        most = self._engine.capabilities.threads
         if most is not None:
             self._engine.use_threads(-(-most // 2) if saves else most)
         if not saves:
@@ -178,7 +178,9 @@ class PressureControl:
             raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
         if "cache bits" not in self._guard.taken:
             return asked
-        return asked.model_copy(update={"kv_bits": min(*policy.widths(self._engine.abilities.kv_bits), asked.kv_bits)})
+        return asked.model_copy(
+            update={"kv_bits": min(*policy.widths(self._engine.capabilities.kv_bits), asked.kv_bits)}
+        )
 
     @property
     def figures(self) -> dict[str, object]:
@@ -199,7 +201,7 @@ class PressureControl:
         elif step == "idle memory":
             return_unused()
         elif step == "cache bits":
-            return len(self._engine.abilities.kv_bits) > 1
+            return len(self._engine.capabilities.kv_bits) > 1
         return True
 
     def _take_back(self, step: PressureStep) -> None:

@@ -53,7 +53,7 @@ def encode_prompt(
     if all(type(token) is int for token in prompt):
         _refuse_chat_options(tools, template_options)
         given = [token for token in prompt if isinstance(token, int)]
-        are_known = all(0 <= token < limits.abilities.vocabulary for token in given)
+        are_known = all(0 <= token < limits.capabilities.vocabulary for token in given)
         return given, given if are_known else []  # `Request` refuses unknown tokens
     if any(not isinstance(message, Mapping) for message in prompt):
         raise InvalidPrompt("a prompt is a text, a list of whole numbers (tokens) or a list of messages")

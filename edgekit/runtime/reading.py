@@ -124,7 +124,7 @@ class TextReading(OwnedByProcess):
         check_texts(texts)
         # Without an artifact nothing is stated, so every length is allowed.
         stated = self.artifact.plan.model.embedding if self.artifact else TextEmbedding(dimensions=())
-        params = embedding_params(stated or TextEmbedding(), self._limits.abilities.hidden_size, options)
+        params = embedding_params(stated or TextEmbedding(), self._limits.capabilities.hidden_size, options)
         limits = self._limits_with(options.get("adapter"))
         return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
 
@@ -170,9 +170,9 @@ class TextReading(OwnedByProcess):
 
     def _check_generates(self, what: str) -> None:
         """Refuse methods that need logits if the model is an encoder."""
-        abilities = self._limits.abilities
-        if not abilities.generates:
-            use = "rerank" if abilities.classifies else "embed"
+        capabilities = self._limits.capabilities
+        if not capabilities.generates:
+            use = "rerank" if capabilities.classifies else "embed"
             raise Unsupported(f"{what}: this model is an encoder, which writes no text; use {use}")
 
     def _encoded(

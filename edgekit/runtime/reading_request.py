@@ -35,7 +35,7 @@ class ReadingRequest(Request, ABC):
 
     def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], second: int = 0) -> None:
         """`second`: the index of the first token of a pair's second text; 0 for a single text."""
-        sampler = Sampler(Sampling(logit_bias={}), limits.abilities.vocabulary, [])
+        sampler = Sampler(Sampling(logit_bias={}), limits.capabilities.vocabulary, [])
         # The base class wants room for an answer after the prompt. There is none here, so it gets one token less.
         super().__init__(limits, tokens[:-1] or tokens, sampler, Stopping(), codec.stream())
         self.tokens, self.prompt_tokens, self._second = array("i", tokens), len(tokens), second
@@ -60,7 +60,7 @@ class ReadingRequest(Request, ABC):
     def next_chunk(self, max_tokens: int) -> Chunk | None:
         """Return the next chunk, which asks for the rows that are read."""
         assert self.state is not None
-        fed, most = self.state.position, min(self.limits.chunk_tokens, self.limits.abilities.max_chunk_tokens)
+        fed, most = self.state.position, min(self.limits.chunk_tokens, self.limits.capabilities.max_chunk_tokens)
         count = min(len(self.tokens) - fed, most - fed % most)
         if count > max_tokens:
             return None

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.contracts.engine import Abilities, Logits, State
+    from edgekit.contracts.capabilities import Capabilities
+    from edgekit.contracts.engine import Logits, State
     from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
     from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Sampler
@@ -45,14 +46,14 @@ class Status(Enum):
 _ENDED = (Status.FINISHED, Status.FAILED)
 
 
-def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -> None:
+def check_window(policy: KVEvictionPolicy, capabilities: Capabilities, kv_bits: int) -> None:
     """Refuse a window on an engine that cannot evict, or cannot score cached tokens as the window needs."""
-    if policy.window is not None and not abilities.can_evict:
+    if policy.window is not None and not capabilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
-    if policy.is_scored and policy.keep not in abilities.scorers:
-        if policy.keep in abilities.scorers_on_request:
+    if policy.is_scored and policy.keep not in capabilities.scorers:
+        if policy.keep in capabilities.scorers_on_request:
             raise Unsupported(f"keep: {policy.keep} needs a runtime that was opened for it; open with that `keep`")
-        known = ", ".join((NEWEST, *abilities.scorers, *abilities.scorers_on_request))
+        known = ", ".join((NEWEST, *capabilities.scorers, *capabilities.scorers_on_request))
         raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}; it can by {known}")
     if not policy.widths((kv_bits,)):
         raise Unsupported(
@@ -64,7 +65,7 @@ def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -
 class RequestLimits(NamedTuple):
     """The limits of one request."""
 
-    abilities: Abilities
+    capabilities: Capabilities
     policy: KVEvictionPolicy
     kv_config: KVCacheConfig
     chunk_tokens: int
@@ -73,7 +74,7 @@ class RequestLimits(NamedTuple):
     @property
     def max_length(self) -> int | None:
         """The most tokens that prompt and answer can have together; None: no limit."""
-        limits = (self.abilities.max_position, None if self.policy.window else self.kv_config.capacity_tokens)
+        limits = (self.capabilities.max_position, None if self.policy.window else self.kv_config.capacity_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -106,7 +107,7 @@ class Request:
         reuse: Reuse | None = None,
         priority: int = 0,
     ) -> None:
-        vocabulary, max_length = limits.abilities.vocabulary, limits.max_length
+        vocabulary, max_length = limits.capabilities.vocabulary, limits.max_length
         if not prompt:
             raise InvalidPrompt("the prompt has no tokens; give at least one")
         if min(prompt) < 0 or max(prompt) >= vocabulary:
@@ -134,7 +135,7 @@ class Request:
         self.tokens = array("i", prompt)  # the prompt, then the answer: four bytes a token
         self.text = TextAssembler(detokeniser, stopping.stop)
         self.decoding = Decoding(sampler, grammar)
-        self._hidden = HiddenLog(limits.abilities.feature_width)
+        self._hidden = HiddenLog(limits.capabilities.feature_width)
         self._num_verified = 0  # leading tokens of `tokens` that the state was fed
         self.num_computed = 0  # tokens of the latest chunk, with those that the state replays for its recurrent part
         self.priority, self.rank = priority, 0.0  # the scheduler ranks what is queued
@@ -149,7 +150,7 @@ class Request:
                 self._end_tokens,
                 self._hidden,
             )
-            self.decoding.start_drafter(drafter_factory, draft_request, limits.abilities)
+            self.decoding.start_drafter(drafter_factory, draft_request, limits.capabilities)
 
     @property
     def is_done(self) -> bool:
@@ -195,7 +196,7 @@ class Request:
             hidden = self._hidden.ask(len(proposal) + 1, len(self.tokens) + 1 + len(proposal))
             return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1, features=hidden)
         to_boundary = limits.chunk_tokens - fed % limits.chunk_tokens
-        count = min(pending, to_boundary, limits.abilities.max_chunk_tokens)
+        count = min(pending, to_boundary, limits.capabilities.max_chunk_tokens)
         if remaining is not None:
             count = min(count, remaining)
         if count > max_tokens:

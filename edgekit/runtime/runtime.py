@@ -71,20 +71,22 @@ class Runtime(TextReading):
     ) -> None:
         """`prefix_bytes`: the size of the prefix cache; 0 turns it off."""
         super().__init__()
-        abilities = engine.abilities
-        check_window(policy, abilities, kv_config.kv_bits)
-        if kv_config.kv_bits not in abilities.kv_bits:
-            raise Unsupported(f"kv_bits: {kv_config.kv_bits} is not among {abilities.kv_bits}, which this engine has")
+        capabilities = engine.capabilities
+        check_window(policy, capabilities, kv_config.kv_bits)
+        if kv_config.kv_bits not in capabilities.kv_bits:
+            raise Unsupported(
+                f"kv_bits: {kv_config.kv_bits} is not among {capabilities.kv_bits}, which this engine has"
+            )
         self.engine, self.codec, self.artifact = engine, codec, artifact
         self.policy, self.kv_config, self._baseline = policy, kv_config, baseline
         self.template = template or ChatTemplate({}, {})
-        chunk_tokens = min(chunk_tokens, abilities.max_chunk_tokens)
-        self._limits = RequestLimits(abilities, policy, kv_config, chunk_tokens, eos)
+        chunk_tokens = min(chunk_tokens, capabilities.max_chunk_tokens)
+        self._limits = RequestLimits(capabilities, policy, kv_config, chunk_tokens, eos)
         self._drafting = drafting
         self._budget = budget or MemoryBudget()
-        keeps = prefix_bytes and abilities.can_save
+        keeps = prefix_bytes and capabilities.can_save
         self._prefixes = Prefixes(self._budget, prefix_bytes, RUN_BYTES) if keeps else None
-        self.sequences = max(1, min(sequences, abilities.max_states))
+        self.sequences = max(1, min(sequences, capabilities.max_states))
         scheduler = Scheduler(
             engine,
             max_running=self.sequences,
@@ -97,7 +99,7 @@ class Runtime(TextReading):
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
         self.template.share = self.codec.share = share
-        self._grammars = Grammars(codec, abilities.vocabulary, eos, share)
+        self._grammars = Grammars(codec, capabilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard
         self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)
         if guard is not None:
@@ -198,11 +200,11 @@ class Runtime(TextReading):
             self.policy, self.kv_config, limits.context, limits.window, limits.sinks, limits.keep
         )
         kv_config = self.pressure.kv_config(kv_config, policy)
-        check_window(policy, self._limits.abilities, kv_config.kv_bits)
+        check_window(policy, self._limits.capabilities, kv_config.kv_bits)
         request_limits = self._limits._replace(policy=policy, kv_config=self._adapters.kv_config(kv_config, adapter))
         tokens, context = self._encoded(prompt, tools, template_options, request_limits)
         names, is_chat = tool_names(tools or ()), isinstance(next(iter(prompt), None), Mapping)
-        budget, vocabulary = params.stopping.thinking_tokens, self._limits.abilities.vocabulary
+        budget, vocabulary = params.stopping.thinking_tokens, self._limits.capabilities.vocabulary
         splits = is_chat or budget is not None
         begins_inside = splits and self.codec.decode(tokens[-8:], skip_special=False).rstrip().endswith(THINKING)
         requests = [
@@ -338,7 +340,7 @@ class Runtime(TextReading):
             self._budget.taken,
             self._grammars.bytes,
             (self.template.process_id, self._grammars.process_id),
-            reserves_kv=self.engine.abilities.reserves_kv,
+            reserves_kv=self.engine.capabilities.reserves_kv,
         )
 
     @property
@@ -419,6 +421,6 @@ class Runtime(TextReading):
     def _reuse(self, tenant: str, adapter: str | None, kv_bits: int, policy: KVEvictionPolicy) -> Reuse | None:
         if self._prefixes is None:
             return None
-        able = self.engine.abilities
+        able = self.engine.capabilities
         can_keep = able.can_save_evicted and able.max_rewind != 0
         return Reuse(self._prefixes, PrefixKey(tenant, adapter, kv_bits), policy if can_keep else None)

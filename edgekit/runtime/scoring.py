@@ -61,7 +61,7 @@ class ScoringRequest(Request):
     def __init__(self, limits: RequestLimits, codec: Codec, branches: Sequence[Branch], top: int = 0) -> None:
         self._branches, self._num_top = list(branches), top
         longest = max((branch.tokens for branch in self._branches), key=len)
-        sampler = Sampler(Sampling(logit_bias={}), limits.abilities.vocabulary, [])
+        sampler = Sampler(Sampling(logit_bias={}), limits.capabilities.vocabulary, [])
         super().__init__(limits, list(longest[:-1]), sampler, Stopping(), codec.stream())
         self.scores: list[Score] = []
         self._logprobs_so_far: list[float] = []
@@ -81,10 +81,10 @@ class ScoringRequest(Request):
     def next_chunk(self, max_tokens: int) -> Chunk | None:
         """Return the next chunk, of the prompt without logits, or of the current branch with logits for each token."""
         assert self.state is not None
-        fed, abilities = self.state.position, self.limits.abilities
+        fed, capabilities = self.state.position, self.limits.capabilities
         branch = self._branches[len(self.scores)]
         shared = branch.start - 1
-        most = min(self.limits.chunk_tokens, abilities.max_chunk_tokens)
+        most = min(self.limits.chunk_tokens, capabilities.max_chunk_tokens)
         if fed < shared:
             count = min(shared - fed, most - fed % most)
             rows = 0
@@ -141,7 +141,7 @@ class Scoring(ReadingJob["list[int]", "list[Score]"]):
     ) -> None:
         self._limits, self._codec, self._branches, self._num_top = limits, codec, branches, top
         self._groups: dict[tuple[int, int], list[int]] = {}
-        most = limits.abilities.max_rewind
+        most = limits.capabilities.max_rewind
         for index, branch in enumerate(branches):
             _check(limits, index, branch)
             shares = most is None or len(branch.tokens) - branch.start <= most
@@ -170,7 +170,7 @@ class Scoring(ReadingJob["list[int]", "list[Score]"]):
 
 
 def _check(limits: RequestLimits, index: int, branch: Branch) -> None:
-    last, vocabulary = limits.max_length, limits.abilities.vocabulary
+    last, vocabulary = limits.max_length, limits.capabilities.vocabulary
     rooms = (limits.kv_config.capacity_tokens, limits.policy.window, None if last is None else last - 1)
     room = min(room for room in rooms if room is not None)
     if len(branch.tokens) <= branch.start:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_adapters(engine: Engine, judge: Judge) -> None:
     """Check adapters if the judge has two different ones. An engine without adapters must refuse them."""
-    if not engine.abilities.adapters:
+    if not engine.capabilities.adapters:
         with tempfile.TemporaryDirectory() as folder:
             refused(lambda: engine.load_adapter("one", Path(folder)), "an adapter of an engine without")
         return
@@ -66,7 +66,7 @@ def _check_company(
     engine: Engine, judge: Judge, names: Sequence[str | None], tokens: list[int], alone: Sequence[Logits]
 ) -> None:
     """Check chunks of several adapters in one call, then single tokens."""
-    several = names[: engine.abilities.max_states]
+    several = names[: engine.capabilities.max_states]
     states = [engine.start(storage_for(engine).model_copy(update={"adapter": name})) for name in several]
     for state in states:
         feed(engine, state, tokens[:10], 0)
@@ -83,7 +83,7 @@ def _check_chunks(engine: Engine, judge: Judge, tokens: list[int], expected: Log
     state = engine.start(storage_for(engine).model_copy(update={"adapter": "one"}))
     for token in tokens[:9]:
         engine.forward([Chunk(state, [token], 0)])
-    for leave in (None, *engine.abilities.exits) if engine.abilities.max_rewind != 0 else ():
+    for leave in (None, *engine.capabilities.exits) if engine.capabilities.max_rewind != 0 else ():
         engine.forward([Chunk(state, [tokens[9]], 1, leave)])
         state.rewind(1)
     judge.same(feed(engine, state, tokens[9:], 2), expected, "an adapter, chunked and rewound")
@@ -92,7 +92,7 @@ def _check_chunks(engine: Engine, judge: Judge, tokens: list[int], expected: Log
 
 def _check_segments(engine: Engine, judge: Judge, tokens: list[int], expected: Logits) -> None:
     """Check that a segment is restored only under the adapter with which it was saved."""
-    if not engine.abilities.can_save:
+    if not engine.capabilities.can_save:
         return
     state = engine.start(storage_for(engine).model_copy(update={"adapter": "one"}))
     feed(engine, state, tokens[:8], 0)

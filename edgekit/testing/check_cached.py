@@ -11,7 +11,7 @@ from edgekit.testing.judging import Judge, refused, require, storage_for, words
 
 def check_cached_keys_are_those_of_the_tokens(engine: Engine, judge: Judge) -> None:
     """Cached keys do not depend on chunks or rewinding, and follow evictions; reading them changes no logits."""
-    able = engine.abilities
+    able = engine.capabilities
     tokens = words(engine, np.random.default_rng(11), 14)
     state = engine.start(storage_for(engine))
     feed(engine, state, tokens[:12])

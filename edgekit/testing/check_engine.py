@@ -55,10 +55,10 @@ def check_engine(
 
 
 def check_abilities_are_sane(engine: Engine, judge: Judge) -> None:
-    able = engine.abilities
+    able = engine.capabilities
     require(able.vocabulary > 1 and able.max_states >= 1 and able.max_chunk_tokens >= 1, "an ability is below one")
     require(bool(able.kv_bits), "no cache width is offered")
-    require(not judge.exact or able.exact != "never", "judged as exact, yet abilities.exact is never")
+    require(not judge.exact or able.exact != "never", "judged as exact, yet capabilities.exact is never")
     storage = storage_for(engine)
     state = engine.start(storage)
     require((state.position, state.length) == (0, 0), "a new state is not empty")
@@ -73,13 +73,15 @@ def check_logits_have_the_asked_shape(engine: Engine, judge: Judge) -> None:
     """Logits are float32 [num_logits, vocabulary]; position and length count the fed tokens."""
     random = np.random.default_rng(1)
     state = engine.start(storage_for(engine))
-    count = min(4, engine.abilities.max_chunk_tokens)
+    count = min(4, engine.capabilities.max_chunk_tokens)
     tokens = words(engine, random, count)
     nothing = engine.forward([Chunk(state, tokens, 0)])
-    require([each.shape for each in nothing] == [(0, engine.abilities.vocabulary)], "num_logits 0 did not give no rows")
+    require(
+        [each.shape for each in nothing] == [(0, engine.capabilities.vocabulary)], "num_logits 0 did not give no rows"
+    )
     require((state.position, state.length) == (count, count), "position or length did not count the tokens")
     logits = engine.forward([Chunk(state, tokens, count)])[0]
-    require(logits.shape == (count, engine.abilities.vocabulary), f"{count} rows have shape {logits.shape}")
+    require(logits.shape == (count, engine.capabilities.vocabulary), f"{count} rows have shape {logits.shape}")
     require(logits.dtype == np.float32 and bool(np.isfinite(logits).all()), "logits are not finite float32")
     require(engine.forward([]) == [], "a call without chunks gave logits")
 
@@ -88,7 +90,7 @@ def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
     """Cutting tokens into other chunks does not change the logits."""
     random = np.random.default_rng(2)
     tokens = words(engine, random, 24)
-    limit = min(8, engine.abilities.max_chunk_tokens)
+    limit = min(8, engine.capabilities.max_chunk_tokens)
     whole = engine.start(storage_for(engine))
     expected = feed(engine, whole, tokens, limit)
     whole.close()
@@ -106,10 +108,10 @@ def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
 
 def check_hidden_states(engine: Engine, judge: Judge) -> None:
     """Hidden states, if supported, have the right shape and depend neither on chunks nor on calls for logits."""
-    width = engine.abilities.hidden_size
+    width = engine.capabilities.hidden_size
     if width is None:
         return
-    random, limit = np.random.default_rng(4), min(6, engine.abilities.max_chunk_tokens)
+    random, limit = np.random.default_rng(4), min(6, engine.capabilities.max_chunk_tokens)
     tokens = words(engine, random, limit)
     single = engine.start(storage_for(engine))
     expected = engine.forward([Chunk(single, tokens, limit, hidden=True)])[0]
@@ -119,7 +121,7 @@ def check_hidden_states(engine: Engine, judge: Judge) -> None:
     single, rows = engine.start(storage_for(engine)), []
     for index, token in enumerate(tokens):
         rows.append(engine.forward([Chunk(single, [token], 1, hidden=True)])[0])
-        if index == 1 and engine.abilities.max_rewind != 0:  # a call for logits in between
+        if index == 1 and engine.capabilities.max_rewind != 0:  # a call for logits in between
             single.rewind(1)
             engine.forward([Chunk(single, [token], 1)])
     judge.same(np.concatenate(rows), expected, "hidden states token by token")
@@ -128,8 +130,8 @@ def check_hidden_states(engine: Engine, judge: Judge) -> None:
 def check_batching_does_not_matter(engine: Engine, judge: Judge) -> None:
     """A chunk gives the same logits in a batch as alone; closing one state does not affect the others."""
     random = np.random.default_rng(3)
-    limit = min(6, engine.abilities.max_chunk_tokens)
-    num_states = min(3, engine.abilities.max_states)
+    limit = min(6, engine.capabilities.max_chunk_tokens)
+    num_states = min(3, engine.capabilities.max_states)
     for trial in range(12):
         single = trial % 2 == 1  # the usual decode call: one token of each state
         starts = [words(engine, random, int(random.integers(1, 12))) for _ in range(num_states)]
@@ -182,7 +184,7 @@ class _RandomTrace:
         return [event for event in self.plain if isinstance(event, int)]
 
     def step(self) -> None:
-        able, length = self.engine.abilities, self.state.length
+        able, length = self.engine.capabilities, self.state.length
         choices = ["feed", "feed", "rewind"]
         choices += ["evict"] if able.can_evict and length > 4 else []
         can_save = able.can_save and (not self.evicted or able.can_save_evicted)
@@ -195,7 +197,7 @@ class _RandomTrace:
         require(held == expected, f"{', '.join(self.operations)}: position and length {held}, expected {expected}")
 
     def _feed(self) -> None:
-        room = min(self.engine.abilities.max_chunk_tokens, 8, CAPACITY - 4 - self.state.length)
+        room = min(self.engine.capabilities.max_chunk_tokens, 8, CAPACITY - 4 - self.state.length)
         if room > 0:
             tokens = words(self.engine, self.random, int(self.random.integers(1, room + 1)))
             self.engine.forward([Chunk(self.state, tokens, int(self.random.integers(0, len(tokens) + 1)))])
@@ -204,7 +206,7 @@ class _RandomTrace:
             self.operations.append(f"feed {len(tokens)}")
 
     def _rewind(self) -> None:
-        limit = self.engine.abilities.max_rewind
+        limit = self.engine.capabilities.max_rewind
         count = int(self.random.integers(0, min(self.since, self.since if limit is None else limit) + 1))
         self.state.rewind(count)
         self.plain = self.plain[: len(self.plain) - count]
@@ -246,7 +248,7 @@ class _RandomTrace:
 
     def compare(self, what: str) -> None:
         ending = words(self.engine, self.random, 2)
-        plain = self.engine.start(storage_for(self.engine)) if self.engine.abilities.max_states > 1 else None
+        plain = self.engine.start(storage_for(self.engine)) if self.engine.capabilities.max_states > 1 else None
         logits = feed(self.engine, self.state, ending, 1)
         self.state.close()
         plain = plain or self.engine.start(storage_for(self.engine))
@@ -268,13 +270,13 @@ def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
 
     A recurrent part still depends on evicted tokens; with one, neither holds.
     """
-    if not engine.abilities.can_evict:
+    if not engine.capabilities.can_evict:
         state = engine.start(storage_for(engine))
         feed(engine, state, [1, 2, 3], 0)
         refused(lambda: state.evict(0, 1), "evict on an engine that says it cannot")
         return
     random = np.random.default_rng(5)
-    for trial in range(10 if engine.abilities.checkpoint_tokens is None else 0):
+    for trial in range(10 if engine.capabilities.checkpoint_tokens is None else 0):
         tokens, ending = words(engine, random, 20), words(engine, random, 3)
         start = int(random.integers(0, 10))
         stop = 20 if not judge.memoryless else int(random.integers(start + 1, 20))
@@ -297,7 +299,7 @@ def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
 
 def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
     """An engine raises an `EdgekitError` beyond its capacity, chunk size, states or vocabulary."""
-    able = engine.abilities
+    able = engine.capabilities
     base = storage_for(engine)
     refused(lambda: engine.start(base.model_copy(update={"kv_bits": 3})), "cache bits that are not offered")
     refused(lambda: engine.start(base.model_copy(update={"capacity_tokens": 0})), "a capacity of nothing")
@@ -333,7 +335,7 @@ def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
 
 def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> None:
     """A failed call closes its states and frees their capacity; other states are unaffected."""
-    able = engine.abilities
+    able = engine.capabilities
     if able.max_states < 2:
         return
     random = np.random.default_rng(8)
@@ -358,8 +360,8 @@ def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> 
 def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
     """Tokens fed with an early exit leave no trace after a rewind."""
     tokens = words(engine, np.random.default_rng(9), 12)
-    drafts = 3 if (limit := engine.abilities.max_rewind) is None else min(3, limit)
-    for exit_layer in engine.abilities.exits if drafts else ():
+    drafts = 3 if (limit := engine.capabilities.max_rewind) is None else min(3, limit)
+    for exit_layer in engine.capabilities.exits if drafts else ():
         plain = engine.start(storage_for(engine))
         expected = feed(engine, plain, tokens, 2)
         plain.close()
@@ -367,7 +369,7 @@ def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
         feed(engine, state, tokens[:10], 0)
         for drafted in range(drafts):
             num_logits = engine.forward([Chunk(state, [drafted], 1, exit_layer)])[0]
-            require(num_logits.shape == (1, engine.abilities.vocabulary), "an exit gave no row")
+            require(num_logits.shape == (1, engine.capabilities.vocabulary), "an exit gave no row")
         state.rewind(drafts)
         judge.same(feed(engine, state, tokens[10:], 2), expected, f"after exits at layer {exit_layer}")
         state.close()
@@ -375,13 +377,13 @@ def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
 
 def check_threads_change_between_calls(engine: Engine, judge: Judge) -> None:
     """Fewer threads give the same logits, and states stay valid; an engine that cannot change threads refuses."""
-    most = engine.abilities.threads
+    most = engine.capabilities.threads
     if most is None:
         refused(lambda: engine.use_threads(1), "use_threads without the ability")
         return
-    require(most >= 1, f"abilities.threads is {most}")
+    require(most >= 1, f"capabilities.threads is {most}")
     refused(lambda: engine.use_threads(0), "no threads")
-    refused(lambda: engine.use_threads(most + 1), "more threads than abilities.threads")
+    refused(lambda: engine.use_threads(most + 1), "more threads than capabilities.threads")
     tokens = words(engine, np.random.default_rng(15), 12)
     state = engine.start(storage_for(engine))
     expected = [feed(engine, state, part, 1) for part in (tokens[:8], tokens[8:])]

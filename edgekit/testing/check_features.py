@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_features(engine: Engine, judge: Judge) -> None:
     """Hidden states do not depend on how tokens were chunked, and requesting them does not change logits."""
-    able = engine.abilities
+    able = engine.capabilities
     tokens = words(engine, np.random.default_rng(10), 12)
 
     def asked(state: State, start: int, stop: int) -> tuple[Logits, Features]:

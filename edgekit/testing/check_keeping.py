@@ -21,7 +21,7 @@ SINKS, LENGTH = 4, 2 * CAPACITY
 
 def check_several_spans_leave_at_once(engine: Engine, judge: Judge) -> None:
     """Evicting spans together equals evicting one after the other."""
-    if not engine.abilities.can_evict:
+    if not engine.capabilities.can_evict:
         return
     random = np.random.default_rng(11)
     tokens, ending = words(engine, random, 40), words(engine, random, 3)
@@ -51,7 +51,7 @@ def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
 
     An exact engine gives them for any chunks, and after wrong drafts.
     """
-    able = engine.abilities
+    able = engine.capabilities
     random = np.random.default_rng(12)
     state = engine.start(storage_for(engine))
     feed(engine, state, words(engine, random, 8), 0)
@@ -98,7 +98,7 @@ def _read(
             state = engine.start(storage_for(engine))
             state.restore(segment)
         room = policy.remaining_capacity(state.length) or chunk
-        count = min(chunk, room, engine.abilities.max_chunk_tokens, len(tokens) - fed)
+        count = min(chunk, room, engine.capabilities.max_chunk_tokens, len(tokens) - fed)
         logits = np.array(engine.forward([Chunk(state, tokens[fed : fed + count], 1)])[0])
         fed += count
         wrong = min(3, policy.remaining_capacity(state.length) or 0) if drafts else 0

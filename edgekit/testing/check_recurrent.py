@@ -20,11 +20,11 @@ def check_a_recurrent_part_follows(engine: Engine, judge: Judge) -> None:
 
     It replays at most the tokens since the last checkpoint; without a recurrent part, none.
     """
-    spacing, limit = engine.abilities.checkpoint_tokens, engine.abilities.max_rewind
+    spacing, limit = engine.capabilities.checkpoint_tokens, engine.capabilities.max_rewind
     if spacing is None:
         state = engine.start(storage_for(engine))
         feed(engine, state, [1, 2, 3], 0)
-        require(state.num_replayed == 0, "a state replays tokens, yet abilities.checkpoint_tokens is none")
+        require(state.num_replayed == 0, "a state replays tokens, yet capabilities.checkpoint_tokens is none")
         state.close()
         return
     random = np.random.default_rng(10)
@@ -37,7 +37,7 @@ def check_a_recurrent_part_follows(engine: Engine, judge: Judge) -> None:
     feed(engine, state, tokens[:length], 0)
     if limit is None or limit >= 3:
         _check_drafts(engine, judge, state, tokens[length:], words(engine, random, 3), expected)
-    if engine.abilities.can_save:
+    if engine.capabilities.can_save:
         segment = state.save(0, length)
         require(segment.bytes == state.save_bytes(0, length), "save_bytes is not what save takes")
         state.close()
@@ -55,7 +55,7 @@ def _check_drafts(
     fed = 0
     while fed < len(rest):
         right = list(rest[fed + 1 : fed + 1 + fed % 3])
-        chunk = [rest[fed], *right, *wrong][: min(4, engine.abilities.max_chunk_tokens)]
+        chunk = [rest[fed], *right, *wrong][: min(4, engine.capabilities.max_chunk_tokens)]
         accepted = min(len(right), len(chunk) - 1)
         rows = engine.forward([Chunk(state, chunk, len(chunk))])[0]
         state.rewind(len(chunk) - 1 - accepted)
@@ -68,7 +68,7 @@ def _check_drafts(
 def _check_restored(
     engine: Engine, judge: Judge, segment: Segment, count: int, tokens: Sequence[int], expected: Logits
 ) -> None:
-    spacing = engine.abilities.checkpoint_tokens or 1
+    spacing = engine.capabilities.checkpoint_tokens or 1
     state = engine.start(storage_for(engine))
     state.restore(segment.head(count))
     require(state.num_replayed < max(2, spacing), f"{state.num_replayed} tokens to replay of {count} restored")
@@ -77,13 +77,13 @@ def _check_restored(
 
 
 def _check_rewinds(engine: Engine, judge: Judge, tokens: Sequence[int], expected: Logits) -> None:
-    spacing, rows = engine.abilities.checkpoint_tokens or 1, len(expected)
+    spacing, rows = engine.capabilities.checkpoint_tokens or 1, len(expected)
     state = engine.start(storage_for(engine))
     feed(engine, state, tokens, 0)
     state.rewind(rows)
     require(state.num_replayed < max(2, spacing), f"{state.num_replayed} tokens to replay after a rewind")
     judge.same(feed(engine, state, tokens[-rows:], rows), expected, "rewound")
-    if engine.abilities.can_evict:
+    if engine.capabilities.can_evict:
         state.evict(0, 4)
         refused(lambda: state.rewind(1), "a rewind of a recurrent part past an eviction")
     state.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
     """A written segment reads back and gives the same logits; a damaged one is refused."""
-    able = engine.abilities
+    able = engine.capabilities
     state = engine.start(storage_for(engine))
     tokens = words(engine, np.random.default_rng(6), 10)
     feed(engine, state, tokens, 0)

@@ -44,7 +44,7 @@ def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device
     what = f"{device}: {offer.backend} {offer.recipe.name}"
     require(offer.target == target.name, f"{what}: the offer names the target {offer.target}")
     require(offer.backend in backends, f"{what}: the device lists only {backends}")
-    require(bool(offer.kv_bits), f"{what}: no cache width")
+    require(bool(offer.capabilities.kv_bits), f"{what}: no cache width")
     shares = (offer.memory.mapped_share, offer.memory.private_share, offer.memory.disk_share)
     require(min(shares) >= 0 and sum(shares[:2]) > 0, f"{what}: its weights take no memory")
     require(0 < offer.speed.decode_share <= 1, f"{what}: decodes at {offer.speed.decode_share} of the bandwidth")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from edgekit.common.parsing import parse_json, read_bytes, read_json
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import check_features_of
@@ -60,14 +61,14 @@ class FakeEngine:
     ) -> None:
         self.layers, self.seed, self.threads = layers, seed, threads
         self.notes: tuple[str, ...] = ()
-        self.abilities = Abilities(
+        self.capabilities = Capabilities(
             vocabulary=vocabulary,
             max_states=max_states,
             max_chunk_tokens=max_chunk_tokens,
             max_rewind=max_rewind,
             max_position=max_position,
             kv_bits=(16, 8),
-            can_evict=can_evict,
+            features=frozenset({"adapters", *(("evictions",) if can_evict else ())}),
             scorers=tuple(scorers()) if can_evict else (),
             can_save=can_save,
             can_save_evicted=can_save and can_save_evicted and checkpoint_tokens is None,
@@ -75,7 +76,6 @@ class FakeEngine:
             feature_layers=tuple(feature_layers),
             feature_width=len(feature_layers) * WIDTH,
             kv_layers=tuple(range(layers)) if gives_kv else (),
-            adapters=True,
             checkpoint_tokens=checkpoint_tokens,
             hidden_size=WIDTH,
             threads=threads,
@@ -95,7 +95,7 @@ class FakeEngine:
 
     def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         self._check_open()
-        if not self.abilities.kv_layers or min(tokens) < 0 or max(tokens) >= self.abilities.vocabulary:
+        if not self.capabilities.kv_layers or min(tokens) < 0 or max(tokens) >= self.capabilities.vocabulary:
             raise InvalidInput(f"no embeddings of tokens {list(tokens)}")
         rows: NDArray[np.float32] = self._embedding[np.asarray(tokens)].astype(np.float32)
         return rows
@@ -103,14 +103,14 @@ class FakeEngine:
     def start(self, storage: KVCacheConfig) -> FakeState:
         self._check_open()
         self._check_storage(storage)
-        if len(self.states) >= self.abilities.max_states:
-            raise InvalidInput(f"all {self.abilities.max_states} states are in use; close one first")
+        if len(self.states) >= self.capabilities.max_states:
+            raise InvalidInput(f"all {self.capabilities.max_states} states are in use; close one first")
         self.states.append(FakeState(self, storage))
         return self.states[-1]
 
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
-        spacing, tokens = self.abilities.checkpoint_tokens, storage.capacity_tokens
+        spacing, tokens = self.capabilities.checkpoint_tokens, storage.capacity_tokens
         recurrent = 0 if spacing is None else 4 * tokens + (1 + most_checkpoints(spacing, tokens)) * WIDTH * 8
         return self.layers * tokens * WIDTH * storage.kv_bits // 8 + recurrent
 
@@ -188,7 +188,7 @@ class FakeEngine:
         del self._adapters[name], self._adapter_seeds[name]
 
     def use_threads(self, count: int) -> None:
-        most = self.abilities.threads
+        most = self.capabilities.threads
         if most is None:
             raise Unsupported("fake: the number of threads is fixed")
         if not 1 <= count <= most:
@@ -206,20 +206,20 @@ class FakeEngine:
     def identity(self, storage: KVCacheConfig) -> str:
         """Return a text that a segment and a state must have in common."""
         seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
-        return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
+        return f"{self.seed}-{self.capabilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
 
     @property
     def _is_recurrent(self) -> bool:
-        return self.abilities.checkpoint_tokens is not None
+        return self.capabilities.checkpoint_tokens is not None
 
     def _feed_all(self, states: Sequence[FakeState], chunks: Sequence[Chunk]) -> list[Logits]:
-        if self.abilities.checkpoint_tokens is None:
+        if self.capabilities.checkpoint_tokens is None:
             return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
 
         def feed(indices: list[int], calls: list[Chunk]) -> list[Logits]:
             return [self._feed(states[index], call) for index, call in zip(indices, calls, strict=True)]
 
-        return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, feed)
+        return forward_in_pieces(states, chunks, self.capabilities.max_chunk_tokens, feed)
 
     def _feed(self, state: FakeState, chunk: Chunk) -> Logits:
         old, count = state.length, len(chunk.tokens)
@@ -241,7 +241,9 @@ class FakeEngine:
             hidden = _fold(reach @ state.values[layer, : old + count].astype(np.float64))
             outputs.append(hidden)
         if chunk.features is not None:
-            chunk.features[:] = np.concatenate([outputs[layer - 1] for layer in self.abilities.feature_layers], axis=1)
+            chunk.features[:] = np.concatenate(
+                [outputs[layer - 1] for layer in self.capabilities.feature_layers], axis=1
+            )
         state.length += count
         state.position += count
         state.partial = state.partial + count if chunk.exit_layer else 0
@@ -249,27 +251,27 @@ class FakeEngine:
         return (rows if chunk.hidden else rows @ self._head / _SCALE).astype(np.float32)
 
     def _check_chunk(self, state: FakeState, chunk: Chunk) -> None:
-        count, abilities = len(chunk.tokens), self.abilities
-        if not 1 <= count <= abilities.max_chunk_tokens:
-            raise InvalidInput(f"a chunk of {count} tokens; 1 to {abilities.max_chunk_tokens} can be fed at once")
+        count, capabilities = len(chunk.tokens), self.capabilities
+        if not 1 <= count <= capabilities.max_chunk_tokens:
+            raise InvalidInput(f"a chunk of {count} tokens; 1 to {capabilities.max_chunk_tokens} can be fed at once")
         if not 0 <= chunk.num_logits <= count:
             raise InvalidInput(f"{chunk.num_logits} rows of a chunk of {count} tokens")
         if state.length + count > state.storage.capacity_tokens:
             raise InvalidInput(f"{count} tokens do not fit after {state.length} of {state.storage.capacity_tokens}")
-        if abilities.max_position is not None and state.position + count > abilities.max_position:
-            raise InvalidInput(f"position {state.position + count} is past the last one, {abilities.max_position}")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
-            raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
-        if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
-            raise Unsupported(f"no exit after layer {chunk.exit_layer}; exits: {abilities.exits}")
+        if capabilities.max_position is not None and state.position + count > capabilities.max_position:
+            raise InvalidInput(f"position {state.position + count} is past the last one, {capabilities.max_position}")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocabulary:
+            raise InvalidInput(f"a token outside the vocabulary of {capabilities.vocabulary}")
+        if chunk.exit_layer is not None and chunk.exit_layer not in capabilities.exits:
+            raise Unsupported(f"no exit after layer {chunk.exit_layer}; exits: {capabilities.exits}")
         if chunk.features is not None:
-            check_features_of(chunk, abilities)
+            check_features_of(chunk, capabilities)
         if chunk.exit_layer is None and state.partial:
             raise InvalidInput(f"{state.partial} tokens were fed with an early exit; rewind them first")
 
     def _check_storage(self, storage: KVCacheConfig) -> None:
-        if storage.kv_bits not in self.abilities.kv_bits:
-            raise Unsupported(f"{storage.kv_bits} cache bits; this engine holds {self.abilities.kv_bits}")
+        if storage.kv_bits not in self.capabilities.kv_bits:
+            raise Unsupported(f"{storage.kv_bits} cache bits; this engine holds {self.capabilities.kv_bits}")
         if storage.capacity_tokens < 1:
             raise InvalidInput(f"a state of {storage.capacity_tokens} tokens")
         if storage.adapter is not None and storage.adapter not in self._adapters:

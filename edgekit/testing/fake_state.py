@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edgekit.contracts.engine import Abilities, CachedKV, Segment
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import CachedKV, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
@@ -27,7 +28,7 @@ WIDTH = 16  # values that a layer keeps of each token
 class FakeOwner(Protocol):
     """The part of a fake engine that its states use."""
 
-    abilities: Abilities
+    capabilities: Capabilities
     layers: int
     states: list[FakeState]
 
@@ -52,7 +53,7 @@ class FakeState:
         self.values = np.zeros((engine.layers, storage.capacity_tokens, WIDTH), dtype)
         self.sums = np.zeros(WIDTH)  # the recurrent part
         self.recurrent: RecurrentPart | None = None
-        spacing = engine.abilities.checkpoint_tokens
+        spacing = engine.capabilities.checkpoint_tokens
         if spacing is not None:
             most = most_checkpoints(spacing, storage.capacity_tokens)
             empty = (np.zeros_like(self.sums),)
@@ -70,7 +71,7 @@ class FakeState:
         return self.length
 
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:
-        if layer not in self.engine.abilities.kv_layers:
+        if layer not in self.engine.capabilities.kv_layers:
             raise Unsupported(f"this engine hands out no keys and values of layer {layer}")
         if not 0 <= start < stop <= self.length or self.partial:
             raise InvalidInput(f"cannot read tokens {start} to {stop} of {self.length} held")
@@ -95,7 +96,7 @@ class FakeState:
         return self._engine
 
     def rewind(self, count: int) -> None:
-        most = self.engine.abilities.max_rewind
+        most = self.engine.capabilities.max_rewind
         if not 0 <= count <= self.length or (most is not None and count > most):
             raise InvalidInput(f"cannot rewind {count} of {self.length} held tokens (at most {most})")
         if self.recurrent is not None:
@@ -110,7 +111,7 @@ class FakeState:
             self.evict(start, stop)
 
     def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
-        if keep not in self.engine.abilities.scorers:
+        if keep not in self.engine.capabilities.scorers:
             raise Unsupported(f"this engine cannot score tokens by {keep}; open it without")
         if not 0 <= start < self.length or self.partial:
             raise InvalidInput(f"cannot score tokens from {start} on; {self.length} are held")
@@ -124,7 +125,7 @@ class FakeState:
         return attended(scorer, self.engine.attention(self, count))[start:]
 
     def evict(self, start: int, stop: int) -> None:
-        if not self.engine.abilities.can_evict:
+        if not self.engine.capabilities.can_evict:
             raise Unsupported("this engine cannot evict; open it without a window")
         if not 0 <= start <= stop <= self.length:
             raise InvalidInput(f"cannot evict tokens {start} to {stop} of {self.length} held")
@@ -137,9 +138,9 @@ class FakeState:
         self.has_evicted = self.has_evicted or stop > start
 
     def save(self, start: int, stop: int) -> FakeSegment:
-        if not self.engine.abilities.can_save:
+        if not self.engine.capabilities.can_save:
             raise Unsupported("this engine cannot save the KV of its states")
-        if self.has_evicted and (start or not self.engine.abilities.can_save_evicted):
+        if self.has_evicted and (start or not self.engine.capabilities.can_save_evicted):
             raise Unsupported("this state cannot be saved after an eviction, or only from its first token on")
         if not 0 <= start <= stop <= self.length - self.partial:
             raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")

@@ -69,11 +69,11 @@ def refused(action: Callable[[], object], what: str) -> None:
 
 
 def storage_for(engine: Engine, capacity: int = CAPACITY) -> KVCacheConfig:
-    return KVCacheConfig(capacity_tokens=capacity, kv_bits=engine.abilities.kv_bits[0])
+    return KVCacheConfig(capacity_tokens=capacity, kv_bits=engine.capabilities.kv_bits[0])
 
 
 def words(engine: Engine, random: np.random.Generator, count: int) -> list[int]:
-    return [int(token) for token in random.integers(0, engine.abilities.vocabulary, count)]
+    return [int(token) for token in random.integers(0, engine.capabilities.vocabulary, count)]
 
 
 def gap(found: Logits, expected: Logits) -> float:

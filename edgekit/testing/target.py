@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
+from edgekit.contracts.capabilities import Capabilities, Feature
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
-from edgekit.contracts.recipe import RECIPES
+from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer, Target
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.parts import Layer, Rope
@@ -39,23 +40,21 @@ class FakeTarget(Target):
     """A target that runs anywhere; its artifacts hold only the seed of a `FakeEngine`."""
 
     name = "fake"
+    backends = ("cpu",)
 
     def missing(self) -> str | None:
         return None
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        for backend in device.targets.get(self.name, ()):
-            for recipe in ("float32", "s4-g32"):
-                yield Offer(
-                    target=self.name,
-                    backend=backend,
-                    recipe=RECIPES[recipe],
-                    kv_bits=(16, 8),
-                    exits=True,
-                    adapters=True,
-                    memory=_MEMORY,
-                    speed=_SPEED,
-                )
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        features = frozenset[Feature]({"evictions", "exits", "adapters"})
+        return Capabilities(vocabulary=model.vocab_size, kv_bits=(16, 8), features=features, exact="always")
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        return RECIPES["float32"], RECIPES["s4-g32"]
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        able = self.capabilities(model, backend, model.max_positions)
+        return Offer(target=self.name, backend=backend, recipe=recipe, capabilities=able, memory=_MEMORY, speed=_SPEED)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         seed = int(weights.manifest.weights_sha256[:8], 16)

@@ -145,7 +145,7 @@ def losses_of(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPol
     while fed < len(tokens) - 1:
         policy.make_room(state, tokens)
         room = policy.remaining_capacity(state.length)
-        count = min(len(tokens) - 1 - fed, engine.abilities.max_chunk_tokens, *([] if room is None else [room]))
+        count = min(len(tokens) - 1 - fed, engine.capabilities.max_chunk_tokens, *([] if room is None else [room]))
         if fed < skipped:
             count = min(count, skipped - fed)
         rows = count if fed >= skipped else 0

@@ -36,8 +36,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from edgekit_onnx import OnnxTarget
 from edgekit_onnx.int8_kv import STEPS_FILE
-from edgekit_onnx.offers import offers
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
@@ -115,7 +115,7 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer
         steps += -(-lengths[0] // chunk) + 4
     if "draft" in asked:
         answers[:-1] = [step * LONE_VERIFIED_ROWS for step in answers[:-1]]  # so many tokens may one step give
-    vocabulary, streams = runtime.engine.abilities.vocabulary, list[Any]()
+    vocabulary, streams = runtime.engine.capabilities.vocabulary, list[Any]()
     for which in range(sequences):
         asking = prompt(lengths[which], vocabulary, which + 10 * turn)
         adapter = "one" if "adapter_rank" in asked else None
@@ -239,7 +239,7 @@ def predicted_again(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
     if row["killed"]:
         return row
     device = load_profile("this")
-    facts = next(each.memory for each in offers(plan.model, device) if each.recipe.name == plan.recipe.name)
+    facts = OnnxTarget().offer(plan.model, device, "cpu", plan.recipe).memory
     measured_here = ("tokenizer_bytes", "tokenizer_reading_bytes", "source")
     facts = facts.model_copy(update={name: getattr(plan.memory, name) for name in measured_here})
     asked = {name: row[name] for name in ASKED if name in row}

@@ -70,7 +70,7 @@ def tree_costs(prompts: int = 200, tokens: int = 2000) -> dict[str, float]:
 def reuse(artifact: Path, prefix_tokens: int, suffix_tokens: int) -> dict[str, float]:
     random = np.random.default_rng(1)
     with edgekit.open(artifact, prefixes="1GiB", sequences=2) as runtime:
-        vocabulary = min(runtime.engine.abilities.vocabulary, 8000)
+        vocabulary = min(runtime.engine.capabilities.vocabulary, 8000)
         prefix = random.integers(10, vocabulary, prefix_tokens).tolist()
         runtime.complete(prefix, max_tokens=1, ignore_eos=True)
         held = runtime.engine.start(runtime.kv_config)
@@ -113,7 +113,7 @@ def reuse(artifact: Path, prefix_tokens: int, suffix_tokens: int) -> dict[str, f
 def batching(artifact: Path, sequences: int, prompt_tokens: int = 64, tokens: int = 24) -> dict[str, float]:
     random = np.random.default_rng(2)
     with edgekit.open(artifact, prefixes=0, sequences=2 * sequences + 1) as runtime:
-        vocabulary = min(runtime.engine.abilities.vocabulary, 8000)
+        vocabulary = min(runtime.engine.capabilities.vocabulary, 8000)
         prompts = random.integers(10, vocabulary, (sequences, prompt_tokens)).tolist()
         states = [runtime.engine.start(runtime.kv_config) for _ in range(sequences)]
         for state, prompt in zip(states, prompts, strict=True):

@@ -27,7 +27,8 @@ import numpy as np
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.methods.drafters.early_exit import EarlyExit
@@ -82,7 +83,7 @@ class Nothing:
     """An engine that takes no time: one likeliest token after another, over 32,000."""
 
     def __init__(self, vocabulary: int = 32_000, rows: int = 16) -> None:
-        self.abilities = Abilities(
+        self.capabilities = Capabilities(
             vocabulary=vocabulary, max_states=1, max_chunk_tokens=64, kv_bits=(16,), exact="always"
         )
         self.logits = np.zeros((64, vocabulary), np.float32)
@@ -259,14 +260,14 @@ def never(asked: Any) -> dict[str, Any]:
             engine, prompt = opened.engine, opened.encode(HELD_OUT[1][:400])
             options: dict[str, Any] = {"temperature": 1.0, "seed": 5}  # text that nobody can guess
             sure = opened.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
-            unused = next(token for token in range(engine.abilities.vocabulary) if token not in sure)
+            unused = next(token for token in range(engine.capabilities.vocabulary) if token not in sure)
             artifact = open_artifact(path)
             sources: list[Any] = [
                 Speculation(
                     [Wrong(unused)], SpeculationController(known_costs(engine, opened.kv_config, artifact.sha256))
                 )
             ]
-            for way in ("ngram", *(("early-exit",) if engine.abilities.exits else ())):
+            for way in ("ngram", *(("early-exit",) if engine.capabilities.exits else ())):
                 held: dict[str, Any] = {"policy": opened.policy, "kv_config": opened.kv_config}
                 sources.append(open_speculation(way, engine, artifact, opened.codec, **held))
             for source in sources:
@@ -483,7 +484,7 @@ def equal(asked: Any) -> dict[str, Any]:
         name = open_artifact(target).plan.target
         with edgekit.open(target, prefixes=0) as runtime:
             modes = {"exact": True, "default": False}
-            if runtime.engine.abilities.exact == "always":
+            if runtime.engine.capabilities.exact == "always":
                 modes = {"any": False}
             moved = max(noise(runtime, prompt) for prompt in prompts[:NOISE_PROMPTS])
         found[name] = {
@@ -556,7 +557,7 @@ class Eager(SpeculationController):
 
 def kind_of(name: str, runtime: Any, draft: str) -> Any:
     """A drafter that always drafts, paying or not; `auto` chooses among all of them by how often they are right."""
-    first = (runtime.engine.abilities.exits or (0,))[0]
+    first = (runtime.engine.capabilities.exits or (0,))[0]
     free = Costs({1: 1.0, 16: 1.0})
     kinds: dict[str, Callable[[], Any]] = {
         "ngram": lambda: Ngrams(tokens=4),

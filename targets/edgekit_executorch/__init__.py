@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
@@ -31,18 +32,29 @@ class ExecutorchTarget(Target):
     """The target for phones and tablets, through ExecuTorch."""
 
     name = "executorch"
+    backends = ("xnnpack", "coreml", "vulkan")
 
     def missing(self) -> str | None:
         from edgekit_executorch.versions import clash, versions
 
         return clash(versions())
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        from edgekit_executorch.offers import offers
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        from edgekit_executorch.capabilities import capabilities
 
-        return offers(model, device)
+        return capabilities(model, backend)
 
-    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        from edgekit_executorch.capabilities import refusal
+
+        return refusal(model, recipe, backend)
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        from edgekit_executorch.offers import recipes
+
+        return recipes(device, backend)
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         from edgekit_executorch.offers import offer
 
         return offer(model, device, backend, recipe)
@@ -59,6 +71,7 @@ class ExecutorchTarget(Target):
         export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        self.check(plan)
         from edgekit_executorch.engine import ExecutorchEngine
 
         return ExecutorchEngine(plan, files, exact=exact)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.common.files import file_sha256
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter
-from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit.errors import DamagedArtifact, InvalidInput
+from edgekit_executorch.capabilities import capabilities
 from edgekit_executorch.int8_kv import form_of, parts_of
 from edgekit_executorch.kv_swap import KVCacheSwap
 from edgekit_executorch.layout import PROGRAM, Sizes, feature_layers
@@ -63,17 +63,10 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             f"SegmentPart(rows={rows}, width={width}, dtype={kind!r})" for rows, width, kind in self._parts
         )
         self._model_key = hashlib.sha256(f"{key} [{parts}]".encode()).hexdigest()
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=plan.sequences,
+        self.capabilities = capabilities(plan.model, plan.backend).narrowed(
+            plan,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
             kv_bits=(self._program.kv_bits,),
-            scorers=scorers_for(CACHE),
-            can_save_evicted=ExecutorchState.saves_evicted,
-            exits=plan.exits,
-            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
-            feature_width=plan.drafter.width if plan.drafter is not None else 0,
-            exact="on_request",
         )
 
     @property
@@ -109,7 +102,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             computed, *hidden = self._program.append(tokens, state.length, rows, chunk.exit_layer)
             if chunk.features is not None:
                 by_layer = dict(zip(self._program.features, hidden, strict=True))
-                parts = [by_layer[layer] for layer in self.abilities.feature_layers]
+                parts = [by_layer[layer] for layer in self.capabilities.feature_layers]
                 np.concatenate(parts, axis=1, out=chunk.features[fed : fed + count])
             fed += count
             state.held.append(count, all_layers=chunk.exit_layer is None)

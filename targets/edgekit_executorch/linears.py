@@ -17,7 +17,7 @@ from torch.nn import functional
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import Format
 from edgekit.errors import Unsupported
-from edgekit_executorch.refusals import refuse_scales
+from edgekit_executorch.capabilities import refuse_scales
 
 # "integers": weights and activations; "weights": activations stay floats; "floats": both are floats.
 Arithmetic = Literal["integers", "weights", "floats"]

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from edgekit.common.progress import Progress
+from edgekit_executorch.capabilities import refuse_weight_only
 from edgekit_executorch.decoder import Append, ExecutorchDecoder, StepForward
 from edgekit_executorch.layout import APPEND, STEP, Sizes, exit_after
-from edgekit_executorch.refusals import refuse_weight_only
 from edgekit_executorch.sharing import share_constants
 from edgekit_executorch.standard_forward import with_forward
 

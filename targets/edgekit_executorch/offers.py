@@ -9,11 +9,10 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe, named_recipe, weight_bytes
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
+from edgekit_executorch.capabilities import capabilities, refusal
 from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
-from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
 # XNNPACK rounds inputs to 8 bits a token, so the smooth recipe comes before the plain one.
 _RECIPES = {
@@ -42,14 +41,12 @@ _LOWERED = SpeedFacts(
 )
 
 
-def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Yield every offer on this device: in the device's order of backends, best quality first."""
-    backends = device.targets.get("executorch", ())
-    for backend in backends:
-        for name in _RECIPES.get(backend, ()):
-            # XNNPACK stores it in 32 bits; where CoreML can be had, it stores 16.
-            if (backend, name) != ("xnnpack", "float16") or "coreml" not in backends:
-                yield offer(model, device, backend, named_recipe(name))
+def recipes(device: DeviceProfile, backend: str) -> Iterator[Recipe]:
+    """Yield the recipes to choose from, best quality first."""
+    for name in _RECIPES[backend]:
+        # XNNPACK stores it in 32 bits; where CoreML can be had, it stores 16.
+        if (backend, name) != ("xnnpack", "float16") or "coreml" not in device.targets.get("executorch", ()):
+            yield named_recipe(name)
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
@@ -59,14 +56,10 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="executorch",
         backend=backend,
         recipe=recipe,
-        kv_bits=KV_BITS[backend],
-        can_evict=not lowered,
-        scorers=() if lowered else scorers_for(CACHE),
-        exits=not lowered,
-        hidden_states=not lowered,
+        capabilities=capabilities(model, backend),
         memory=_memory(model, recipe, device, backend),
         speed=_LOWERED if lowered else _XNNPACK,
-        refusal=refuse_recipe(model, recipe, backend),
+        refusal=refusal(model, recipe, backend),
         notes=_notes(model, recipe, backend) if lowered else (),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
@@ -30,6 +31,7 @@ class LlamaCppTarget(Target):
     """
 
     name = "llamacpp"
+    backends = ("cpu", "metal", "cuda", "vulkan")
 
     def missing(self) -> str | None:
         from edgekit_llamacpp.library import missing
@@ -39,12 +41,22 @@ class LlamaCppTarget(Target):
     def missing_to_export(self) -> str | None:
         """Return None: the file is written without llama.cpp."""
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        from edgekit_llamacpp.offers import offers
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        from edgekit_llamacpp.capabilities import capabilities
 
-        return offers(model, device)
+        return capabilities(model, backend, context)
 
-    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        from edgekit.quant.neutral_gguf import refusal
+
+        return refusal(model, recipe, context)
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        from edgekit_llamacpp.offers import recipes
+
+        return recipes(model)
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         from edgekit_llamacpp.offers import offer
 
         return offer(model, device, backend, recipe)
@@ -69,6 +81,7 @@ class LlamaCppTarget(Target):
         export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        self.check(plan)
         from edgekit_llamacpp.engine import LlamaCppEngine
 
         return LlamaCppEngine(plan, files, exact=exact)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edgekit.common.files import file_sha256
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
@@ -26,12 +26,12 @@ from edgekit.errors import DamagedArtifact, Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.adapters import LlamaCppAdapter, load_adapter
+from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed, StopFlag, outputs_of
 from edgekit_llamacpp.devices import on_this_machine
 from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
 from edgekit_llamacpp.kv_blob import KVLayout
 from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file_once
-from edgekit_llamacpp.refusals import can_evict, can_save, kv_bits_of, refuse_plan
 from edgekit_llamacpp.state import LlamaCppState
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
 
     def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
         super().__init__(plan)
-        refuse_plan(plan)
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
         self._exact = exact
@@ -76,18 +75,12 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         # Frees the memory of an engine that is dropped without being closed.
         self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
         self._release.atexit = False
-        known = kv_bits_of(plan.model)
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=plan.sequences,
-            max_chunk_tokens=plan.chunk_tokens,
-            kv_bits=tuple(bits for bits in known if bits in EXACT_BITS) if exact else known,
-            reserves_kv=True,
-            can_evict=can_evict(plan.model, plan.context),
-            can_save=can_save(plan.model),
-            adapters=plan.adapter_rank > 0,
+        able = capabilities(plan.model, plan.backend, plan.context)
+        self.capabilities = able.narrowed(
+            plan,
+            kv_bits=tuple(bits for bits in able.kv_bits if bits in EXACT_BITS or not exact),
             threads=None if exact else plan.threads,  # exactness was checked with the plan's number
-            exact="on_request" if can_be_exact(plan) else "never",
+            exact=able.exact if can_be_exact(plan) else "never",
         )
         untold = "" if has_tokenizer else NO_TOKENIZER
         notes = (gpu_note, SPINNING if spins_long() else "", untold)
@@ -115,9 +108,9 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
 
     def _start(self, storage: KVCacheConfig) -> LlamaCppState:
         context = self._context(storage)
-        shifts = self.abilities.can_evict and context.can_shift
+        shifts = self.capabilities.can_evict and context.can_shift
         layout = self._layout(storage.kv_bits)
-        return LlamaCppState(self, storage, context, layout, shifts=shifts, saves=self.abilities.can_save)
+        return LlamaCppState(self, storage, context, layout, shifts=shifts, saves=self.capabilities.can_save)
 
     def _free(self, state: LlamaCppState) -> None:
         state.context.give_back(state.sequence)
@@ -208,7 +201,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
                 exact=self._exact,
                 on_gpu=self._gpu is not None,
             )
-            self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape, self._stop)
+            self._contexts[key] = Context(self._library, self._model, self.capabilities.vocabulary, shape, self._stop)
         return self._contexts[key]
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:

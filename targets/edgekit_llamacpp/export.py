@@ -16,7 +16,6 @@ from edgekit.quant.neutral_gguf import model_metadata, written_tensors
 from edgekit.quant.source_files import copy_companions
 from edgekit_llamacpp.layout import MODELFILE, WEIGHTS
 from edgekit_llamacpp.native import quantiser_of
-from edgekit_llamacpp.refusals import refuse_plan
 from edgekit_llamacpp.tokens import stop_texts, tokenizer_metadata
 
 _QUANTISATION = 2  # of GGUF: the layout of blocks since 2023
@@ -24,7 +23,6 @@ _QUANTISATION = 2  # of GGUF: the layout of blocks since 2023
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
     """Write the artifact's files into the empty directory `out`."""
-    refuse_plan(plan)
     own = quantiser_of(weights, progress) if plan.recipe.is_native() else None
     tensors = written_tensors(weights, plan.context, plan.recipe if own else None, own)
     total, done = len(tensors), 0

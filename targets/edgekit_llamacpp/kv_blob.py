@@ -16,7 +16,7 @@ from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import TargetFailed
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.neutral_gguf import row_order
-from edgekit_llamacpp.refusals import QUANTISED_KV_HEADS
+from edgekit_llamacpp.capabilities import QUANTISED_KV_HEADS
 
 _TYPE_OF = {32: 0, 16: 1, 8: 8, 4: 2}
 _FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype("<f4"), 16: np.dtype("<f2")}

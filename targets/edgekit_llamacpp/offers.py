@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from edgekit.common.units import MIB
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
@@ -14,8 +15,8 @@ from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.neutral_gguf import refusal, stored_bytes
+from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.context import CELLS, OUTPUTS
-from edgekit_llamacpp.refusals import BACKENDS, can_evict, kv_bits_of
 
 # Its blocks hold 32 values, so larger groups lose accuracy without saving bytes: they come last.
 _RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -31,15 +32,12 @@ _GPU_SPEED = SpeedFacts(
 )
 
 
-def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Yield every offer on this device, best quality first."""
-    for backend in device.targets.get("llamacpp", ()):
-        if backend not in BACKENDS:
-            continue
-        for name in _RECIPES:
-            yield offer(model, device, backend, RECIPES[name])
-        for mixture in GGUF_RECIPES.values():
-            yield offer(model, device, backend, mixture_of(model, mixture))
+def recipes(model: ModelSpec) -> Iterator[Recipe]:
+    """Yield the recipes to choose from, best quality first; llama.cpp's own mixtures last."""
+    for name in _RECIPES:
+        yield RECIPES[name]
+    for mixture in GGUF_RECIPES.values():
+        yield mixture_of(model, mixture)
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
@@ -54,10 +52,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="llamacpp",
         backend=backend,
         recipe=recipe,
-        kv_bits=kv_bits_of(model),
-        can_evict=can_evict(model, model.max_positions),
-        adapters=True,
-        gpu_layers=len(model.layers) + 1 if on_gpu else 0,
+        capabilities=_capabilities(model, backend),
         only_by_name=True,  # until it is timed together with the other engines
         can_be_timed=not on_gpu,
         memory=_on_gpu(_memory(model, recipe), device, backend) if on_gpu else _memory(model, recipe),
@@ -72,6 +67,11 @@ def _on_gpu(facts: MemoryFacts, device: DeviceProfile, backend: str) -> MemoryFa
     kind: Literal["own", "shared", "mapped"] = "own" if device.vram else "mapped" if backend == "metal" else "shared"
     prior = "prior: the layers on the GPU as they are stored, and buffers as large as the processor's on both sides"
     return facts.model_copy(update={"gpu_memory": kind, "source": f"{prior}; {facts.source}"})
+
+
+@lru_cache(maxsize=64)
+def _capabilities(model: ModelSpec, backend: str) -> Capabilities:
+    return capabilities(model, backend, model.max_positions)
 
 
 def _refusal(model: ModelSpec, recipe: Recipe, device: DeviceProfile) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.packages import version_of
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
@@ -33,6 +34,7 @@ class MlxTarget(Target):
     """The target for Macs, iPhones and iPads. Running needs mlx, exporting does not."""
 
     name = "mlx"
+    backends = ("metal", "cpu")
 
     def missing(self) -> str | None:
         system, machine = platform.system(), platform.machine()
@@ -47,12 +49,22 @@ class MlxTarget(Target):
     def missing_to_export(self) -> str | None:
         """Return None: the files are written without mlx."""
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        from edgekit_mlx.offers import offers
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        from edgekit_mlx.capabilities import capabilities
 
-        return offers(model, device)
+        return capabilities(model, on_metal=backend == "metal")
 
-    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        from edgekit_mlx.capabilities import refusal
+
+        return refusal(model)
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        from edgekit_mlx.offers import recipes
+
+        return recipes(backend)
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         from edgekit_mlx.offers import offer
 
         return offer(model, backend, recipe)
@@ -74,6 +86,7 @@ class MlxTarget(Target):
         missing = self.missing()
         if missing:
             raise TargetMissing(missing)
+        self.check(plan)
         from edgekit_mlx.engine import MlxEngine
 
         return MlxEngine(plan, files, exact=exact)

@@ -11,20 +11,19 @@ import mlx.core as mx
 import numpy as np
 
 from edgekit.common.files import file_sha256
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase
-from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.model.lora import LoraAdapter
 from edgekit_mlx.adapters import MlxAdapter, convert_adapter
+from edgekit_mlx.capabilities import capabilities
 from edgekit_mlx.decoder import MlxDecoder, Run
-from edgekit_mlx.kv_cache import FLOATS, group_of, layout
+from edgekit_mlx.kv_cache import layout
 from edgekit_mlx.layout import WEIGHTS
 from edgekit_mlx.memory import prepare
-from edgekit_mlx.refusals import can_evict
 from edgekit_mlx.rope import RopeTables
 from edgekit_mlx.state import MlxState
 from edgekit_mlx.weights import Weights
@@ -59,21 +58,10 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             raise
         # A GPU's kernels depend on the number of rows, so exact mode feeds one row at a time. A CPU's do not.
         self._one_by_one = exact and on_gpu
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=plan.sequences,
-            max_chunk_tokens=plan.chunk_tokens,
-            kv_bits=kv_bits_of(plan, on_gpu=on_gpu),
-            can_evict=can_evict(plan.model),
-            scorers=scorers_for(CACHE) if can_evict(plan.model) else (),
-            exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
-            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
-            feature_width=plan.drafter.width if plan.drafter is not None else 0,
-            kv_layers=plan.model.storing_layers,
-            adapters=plan.adapter_rank > 0,
-            checkpoint_tokens=self.checkpoint_tokens,
-            exact="on_request" if on_gpu else "always",
-        )
+        able = capabilities(plan.model, on_metal=on_gpu)
+        # Every layer can be the last one.
+        exits = tuple(range(1, len(plan.model.layers))) if "exits" in able.features else ()
+        self.capabilities = able.narrowed(plan, exits=exits)
 
     @cached_property
     def model_key(self) -> str:
@@ -160,7 +148,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         ids = [token for _, chunk in batch for token in chunk.tokens]
         adapter = self.find_adapter(batch[0][0].storage.adapter)
         found = self._decoder.body(
-            ids, runs, {last, *(self.abilities.feature_layers if asks else ())}, adapter.modules if adapter else None
+            ids, runs, {last, *(self.capabilities.feature_layers if asks else ())}, adapter.modules if adapter else None
         )
         hidden = found[last]
         rows: list[int] = []  # rows of hidden states whose logits are requested
@@ -170,7 +158,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             start, end = end, end + len(chunk.tokens)
             rows += range(end - chunk.num_logits, end)
             if chunk.features is not None:
-                parts = [found[layer][start:end].astype(mx.float32) for layer in self.abilities.feature_layers]
+                parts = [found[layer][start:end].astype(mx.float32) for layer in self.capabilities.feature_layers]
                 asked.append((chunk.features, mx.concatenate(parts, axis=1)))
         logits = self._decoder.head(hidden[mx.array(rows)] if len(rows) < end else hidden) if rows else None
         mx.eval(logits, [values for _, values in asked], [(state.arrays(), state.carried) for state, _ in batch])
@@ -192,13 +180,6 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             logits += self._run([(state, one)], kept=1)
         state.carried = carried
         return np.concatenate(logits)
-
-
-def kv_bits_of(plan: Plan, *, on_gpu: bool) -> tuple[int, ...]:
-    """Return this machine's cache widths, best first. 8 and 4 bits need a group that divides every head."""
-    floats = [bits for bits in FLOATS if not on_gpu or bits == 16]
-    can_quantise = all(group_of(layer.head_dim) for layer in plan.model.layers)
-    return (*floats, *((8, 4) if can_quantise else ()))
 
 
 _NUMPY: dict[mx.Dtype, np.dtype[Any]] = {

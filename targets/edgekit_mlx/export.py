@@ -35,7 +35,6 @@ from edgekit_mlx.layout import (
 )
 from edgekit_mlx.native import quantise
 from edgekit_mlx.numbers import as_read, as_stored
-from edgekit_mlx.refusals import refuse_plan
 
 _BLOCK_VALUES = 1 << 22
 _LARGEST_FLOAT16 = 65504.0
@@ -43,7 +42,10 @@ _LARGEST_FLOAT16 = 65504.0
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
     """Write the artifact's files into the empty directory `out`."""
-    refuse_plan(plan, weights)
+    if plan.recipe.is_native() and not weights.recipe.is_exact():
+        raise InvalidInput(
+            f"mlx: {plan.recipe.name} is quantised from the float model, and these weights are {weights.recipe.name}"
+        )
     recipe = plan.recipe if plan.recipe.is_native() else weights.recipe
     floats = float_type(plan)
     packed = packings(plan.model, recipe)

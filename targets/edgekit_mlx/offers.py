@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.common.units import MIB
-from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import is_module
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
+from edgekit_mlx.capabilities import capabilities
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
-from edgekit_mlx.refusals import can_evict
 
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
@@ -35,15 +33,12 @@ _CPU = SpeedFacts(
 )
 
 
-def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Yield every offer on this device: best quality first, MLX's own formats last."""
-    for backend in device.targets.get("mlx", ()):
-        if backend == "metal":
-            for recipe in (*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()):
-                yield offer(model, "metal", recipe)
-        elif backend == "cpu":
-            for name in ("float32", *_RECIPES):
-                yield offer(model, "cpu", RECIPES[name])
+def recipes(backend: str) -> Iterator[Recipe]:
+    """Yield the recipes to choose from: best quality first, MLX's own formats last."""
+    for name in _RECIPES if backend == "metal" else ("float32", *_RECIPES):
+        yield RECIPES[name]
+    if backend == "metal":
+        yield from NATIVE_RECIPES.values()
 
 
 def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
@@ -63,25 +58,13 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         target="mlx",
         backend=backend,
         recipe=recipe,
-        kv_bits=_kv_bits(model, on_metal),
-        can_evict=can_evict(model),
-        scorers=scorers_for(CACHE) if can_evict(model) else (),
-        exits=not is_recurrent(model),
-        hidden_states=True,
-        embeddings=True,
-        adapters=True,
+        capabilities=capabilities(model, on_metal=on_metal),
         only_by_name=not on_metal,
         can_be_timed=on_metal,
         memory=_memory(model, on_metal),
         speed=_METAL if on_metal else _CPU,
         notes=tuple(notes),
     )
-
-
-def _kv_bits(model: ModelSpec, on_metal: bool) -> tuple[int, ...]:
-    """Return the cache widths, best first. 8 and 4 bits use groups of 32 or 64, which must divide a head."""
-    can_quantise = all(layer.head_dim % 32 == 0 for layer in model.layers)
-    return (*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ()))
 
 
 def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:

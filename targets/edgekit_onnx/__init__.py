@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.packages import UNREPORTED, version_of
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import Plan
@@ -38,6 +39,7 @@ class OnnxTarget(Target):
     """The target for CPUs and NVIDIA GPUs, through onnxruntime."""
 
     name = "onnx"
+    backends = ("cpu", "cuda")
 
     def missing(self) -> str | None:
         installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if version_of(name)]
@@ -52,12 +54,22 @@ class OnnxTarget(Target):
             return f"{installed[0]} is registered but cannot be imported; pip install --force-reinstall {installed[0]}"
         return None
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        from edgekit_onnx.offers import offers
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        from edgekit_onnx.capabilities import capabilities
 
-        return offers(model, device)
+        return capabilities(model, backend)
 
-    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        from edgekit_onnx.capabilities import refusal
+
+        return refusal(model, recipe)
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        from edgekit_onnx.offers import recipes
+
+        return recipes(model, backend)
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         from edgekit_onnx.offers import offer
 
         return offer(model, device, backend, recipe)
@@ -68,9 +80,7 @@ class OnnxTarget(Target):
         export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
-        from edgekit_onnx.refusals import refuse_plan
-
-        refuse_plan(plan)
+        self.check(plan)
         if plan.model.encoder:
             from edgekit_onnx.encoder import OnnxEncoder
 

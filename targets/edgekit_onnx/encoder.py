@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.state import StateBase
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
+from edgekit_onnx.capabilities import capabilities
 from edgekit_onnx.layout import MASKED, window_masks
 from edgekit_onnx.loading import load
 from edgekit_onnx.sessions import PROVIDERS, CallOptions
@@ -53,19 +54,8 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         self._is_bert, self._masks = plan.model.is_bert, window_masks(plan.model)
         self._options, self._classifies = CallOptions("cpu"), bool(plan.model.encoder and plan.model.encoder.classifier)
         self.notes = (loaded.note,) if loaded.note else ()
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=TEXTS_TOGETHER,
-            max_chunk_tokens=plan.chunk_tokens,
-            max_rewind=0,
-            kv_bits=(plan.storage.kv_bits,),
-            can_evict=False,
-            can_save=False,
-            hidden_size=plan.model.vector_size,
-            generates=False,
-            classifies=self._classifies,
-            copied_share=loaded.copied_share,
-            exact="never",
+        self.capabilities = capabilities(plan.model, plan.backend).narrowed(
+            plan, max_states=TEXTS_TOGETHER, kv_bits=(plan.storage.kv_bits,), copied_share=loaded.copied_share
         )
 
     @property
@@ -105,7 +95,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         for index in sorted(range(len(chunks)), key=lambda index: -len(chunks[index].tokens)):
             longest = len(chunks[batch[0]].tokens) if batch else 0
             is_short = len(chunks[index].tokens) < _LEAST_FILLED * longest
-            if batch and (is_short or (len(batch) + 1) * longest > self.abilities.max_chunk_tokens):
+            if batch and (is_short or (len(batch) + 1) * longest > self.capabilities.max_chunk_tokens):
                 yield batch
                 batch = []
             batch.append(index)

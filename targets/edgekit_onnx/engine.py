@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.activations import layers_bytes
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
@@ -25,6 +25,7 @@ from edgekit.errors import Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.attention_reader import AttentionReader
+from edgekit_onnx.capabilities import capabilities
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.embedding_rows import EmbeddingRows
 from edgekit_onnx.exactness import (
@@ -43,9 +44,9 @@ from edgekit_onnx.int8_kv import BITS as INT8_BITS
 from edgekit_onnx.int8_kv import read_steps, with_steps
 from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
-from edgekit_onnx.layout import SPARE_TOKENS, parts_of
+from edgekit_onnx.layout import SPARE_TOKENS
 from edgekit_onnx.loading import AuditedArtifact, load
-from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES, gives_attention
+from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
 from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
@@ -83,7 +84,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
         self._rotation = Rotation(plan.model, plan.context)
         # Only a plan whose window scores tokens by attention pays for sessions that return attention.
-        attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
+        able = capabilities(plan.model, plan.backend)
+        attending = tuple(name for name in scorers_for(ATTENTION) if name in able.scorers)
         self._attends = plan.cache.keep in attending
         self._loaded: AuditedArtifact = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
@@ -114,23 +116,15 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
         self._fed_sizes: set[int] = set()  # chunk sizes since the arena of activations was last shrunk
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=plan.sequences,
-            max_chunk_tokens=plan.chunk_tokens,
+        self.capabilities = able.narrowed(
+            plan,
             kv_bits=kv_bits,
-            exits=tuple(part.stop for part in parts_of(plan)[:-1]),
-            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
-            feature_width=plan.drafter.width if plan.drafter is not None else 0,
-            kv_layers=() if self._loaded.on_device else plan.model.storing_layers,
-            adapters=plan.adapter_rank > 0,
             scorers=(*scorers_for(CACHE), *(attending if self._attends else ())),
             scorers_on_request=() if self._attends else attending,
-            can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
-            checkpoint_tokens=self.checkpoint_tokens,
-            hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
+            kv_layers=() if self._loaded.on_device else able.kv_layers,
+            hidden_size=None if self._loaded.on_device else able.hidden_size,
             copied_share=self._loaded.copied_share * (1 + self._attends),
-            exact="never" if inexact(plan) else "on_request",
+            exact="never" if inexact(plan) else able.exact,
         )
         self._files = files
         self._final_norm: FinalNorm | None = None  # read when hidden states are first requested
@@ -224,7 +218,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if storage not in self._tables:
             running = self._variants.running(storage.kv_bits, self.find_adapter(storage.adapter))
             arena = self._loaded.kv_arena(
-                self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits),
+                self._layers, self.capabilities.max_states, self._slots(storage), _dtype(storage.kv_bits),
                 recurrent_shapes(self.plan.model),
             )  # fmt: skip
             steps = self._steps if storage.kv_bits == INT8_BITS else None

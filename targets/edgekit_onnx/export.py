@@ -17,7 +17,6 @@ from edgekit_onnx.data_file import DataFile
 from edgekit_onnx.int8_kv import KVRange, Steps, typical_tokens, write_steps
 from edgekit_onnx.kv_arena import KEY, VALUE
 from edgekit_onnx.layout import ENCODER, HEAD, hidden_outputs, parts_of, table_rows
-from edgekit_onnx.refusals import refuse_plan
 
 # 4: activations are rounded to int8 for each product, as every fast CPU kernel does. 1: float32 products, for checks.
 FAST, EXACT = 4, 1
@@ -25,7 +24,6 @@ FAST, EXACT = 4, 1
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, *, accuracy_level: int = FAST) -> None:
     """Write the artifact's files into the empty directory `out`."""
-    refuse_plan(plan)
     with vendor_errors("onnx"):
         _write(plan, weights, out, progress, accuracy_level)
 
@@ -84,7 +82,7 @@ def cache_steps(plan: Plan, files: Path, sequences: Sequence[Sequence[int]]) -> 
     ranges = KVRange(plan.model)
     engine = OnnxEngine(plan, files, packs=False)
     try:
-        storage = plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]})
+        storage = plan.storage.model_copy(update={"kv_bits": engine.capabilities.kv_bits[0]})
         for tokens in sequences:
             state, count = engine.start(storage), min(len(tokens), storage.capacity_tokens)
             feed(engine, state, tokens[:count], chunk_tokens=plan.chunk_tokens)

@@ -8,13 +8,11 @@ from edgekit.common.units import KIB, MIB
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
-from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.capabilities import capabilities, refusal
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
-from edgekit_onnx.refusals import KV_BITS, refuse_experts
 
 DERIVING_BYTES = 4 * MIB  # the onnx package, which derives graphs: 3.9 MiB were measured
 ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
@@ -84,56 +82,30 @@ _CUDA_SPEED = SpeedFacts(
 )
 
 
-def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Yield every offer on this device: in the device's order of backends, best quality first."""
-    for backend in device.targets.get("onnx", ()):
-        if backend not in ("cpu", "cuda"):
-            continue
-        if model.encoder:
-            names = _BERT_RECIPES if model.is_bert else _ENCODER_RECIPES
-            yield from (offer(model, device, backend, RECIPES[name]) for name in names if backend == "cpu")
-            continue
-        for name in _RECIPES if backend == "cuda" else ("float32", *_RECIPES):
-            yield offer(model, device, backend, RECIPES[name])
+def recipes(model: ModelSpec, backend: str) -> Iterator[Recipe]:
+    """Yield the recipes to choose from, best quality first."""
+    decoders = _RECIPES if backend == "cuda" else ("float32", *_RECIPES)
+    encoders = _BERT_RECIPES if model.is_bert else _ENCODER_RECIPES
+    for name in encoders if model.encoder else decoders:
+        yield RECIPES[name]
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """Return the offer in one recipe."""
-    cuda, recurrent = backend == "cuda", is_recurrent(model)
-    decodes_on_cpu = model.encoder is None and not cuda
+    cuda = backend == "cuda"
     return Offer(
         target="onnx",
         backend=backend,
         recipe=recipe,
-        kv_bits=(32,) if model.encoder else KV_BITS[backend],
-        can_evict=model.encoder is None,
-        scorers=_scorers(model, backend),
-        exits=model.encoder is None and not recurrent,
-        adapters=model.encoder is None,
-        encoders=not cuda,
-        hidden_states=decodes_on_cpu,
-        embeddings=decodes_on_cpu,
-        can_be_timed=decodes_on_cpu,
+        capabilities=capabilities(model, backend),
+        can_be_timed=model.encoder is None and not cuda,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal="recurrent layers run on the CPU only"
-        if cuda and recurrent
-        else refuse_experts(model, recipe, backend) or _no_wheel(device, backend),
+        refusal=refusal(model, recipe) or _no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",)
         if cuda
         else planned_kernels(device.simd, recipe),
     )
-
-
-def gives_attention(model: ModelSpec, backend: str) -> bool:
-    """Return True if attention's weights can be read: on the CPU, from states that can go back a few tokens."""
-    return backend == "cpu" and model.encoder is None and not is_recurrent(model)
-
-
-def _scorers(model: ModelSpec, backend: str) -> tuple[str, ...]:
-    if model.encoder:
-        return ()
-    return scorers_for(CACHE, ATTENTION) if gives_attention(model, backend) else scorers_for(CACHE)
 
 
 def _memory(model: ModelSpec, recipe: Recipe, cuda: bool) -> MemoryFacts:

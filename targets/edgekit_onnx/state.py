@@ -87,7 +87,7 @@ class OnnxState(StateBase):
         return CachedKV(keys, values)
 
     def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        assert self.table.attention is not None, "`abilities.scorers` has none by attention"
+        assert self.table.attention is not None, "`capabilities.scorers` has none by attention"
         count = len(newest)
         computed = self._read(self.length - count, self.length)
         self.held.rewind(count)

@@ -63,5 +63,5 @@ def test_the_check_of_signatures_cannot_be_replaced(tmp_path: Path, monkeypatch:
 def test_a_target_without_a_method_is_refused_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_open.py").write_text("from edgekit.contracts.target import Target\nclass NoOpen(Target): ...\n")
     declare(tmp_path, {"edgekit.targets": {"empty": "no_open:NoOpen"}}, monkeypatch)
-    with pytest.raises(TargetMissing, match=r"target empty \(no_open:NoOpen\) cannot be loaded: .*offers.*reinstall"):
+    with pytest.raises(TargetMissing, match=r"target empty \(no_open:NoOpen\) cannot be loaded: .*offer.*reinstall"):
         load_target("empty")

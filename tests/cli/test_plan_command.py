@@ -83,7 +83,7 @@ def test_a_device_on_which_nothing_fits_is_marked_beside_the_others(model: Path)
 
 def test_a_refused_offer_shows_the_targets_reason(model: Path) -> None:
     shown = " ".join(plan(model, "--device", "pixel-9", "--all").output.split())
-    assert "not offered: executorch: recipe s4-g32 on vulkan" in shown
+    assert "not offered: recipe s4-g32 on vulkan" in shown
     assert "an offer without a refusal" not in shown
 
 

@@ -98,12 +98,12 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     policy, _ = apply_limits(whole, storage, None, 64, 4, "scored")
     assert policy.keep == "valuediff"  # an artifact keeps what it was planned with
     with pytest.raises(Unsupported, match="16 bits or more"):
-        check_window(policy, FakeEngine().abilities, 8)
+        check_window(policy, FakeEngine().capabilities, 8)
     with pytest.raises(Unsupported, match="cannot keep tokens by valuediff"):
-        check_window(policy, FakeEngine().abilities.model_copy(update={"scorers": ()}), 16)
+        check_window(policy, FakeEngine().capabilities.model_copy(update={"scorers": ()}), 16)
     with pytest.raises(Unsupported, match="no-such"):
-        check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().abilities, 16)
-    without = FakeEngine().abilities.model_copy(update={"scorers": scorers_for(CACHE)})
+        check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().capabilities, 16)
+    without = FakeEngine().capabilities.model_copy(update={"scorers": scorers_for(CACHE)})
     with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, valuediff$"):
         check_window(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
     if_opened = without.model_copy(update={"scorers_on_request": scorers_for(ATTENTION)})

@@ -95,7 +95,7 @@ def write_head(
 
 def features_of(engine: EngineBase[Any, Any], tokens: list[int], sizes: list[int]) -> Any:
     """The hidden states of `tokens` that an engine gives when it is fed calls of these sizes."""
-    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.abilities.feature_width), "f4")
+    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.capabilities.feature_width), "f4")
     for start, stop in zip(np.cumsum([0, *sizes]), np.cumsum(sizes), strict=False):
         engine.forward([Chunk(state, tokens[start:stop], 1, features=hidden[start:stop])])
     state.close()

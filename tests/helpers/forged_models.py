@@ -22,9 +22,9 @@ from typing import Any
 import family_models as models
 import llamacpp_models
 import numpy as np
+from edgekit_llamacpp import LlamaCppTarget
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.layout import WEIGHTS
-from edgekit_llamacpp.refusals import refuse_plan
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -91,7 +91,7 @@ def forged(seed: int, folder: Path) -> Plan | None:
     except (ValidationError, EdgekitError):
         return None
     try:
-        refuse_plan(plan)
+        LlamaCppTarget().check(plan)
         _write(draw, plan, folder / WEIGHTS)
     except EdgekitError:
         return None
@@ -133,14 +133,14 @@ def run(plan: Plan, folder: Path, *, exact: bool) -> str:
     try:
         engine = LlamaCppEngine(plan, folder, exact=exact)
         states = [engine.start(plan.storage) for _ in range(min(2, plan.sequences))]
-        room = min(plan.storage.capacity_tokens, engine.abilities.max_chunk_tokens, 80)
+        room = min(plan.storage.capacity_tokens, engine.capabilities.max_chunk_tokens, 80)
         last = plan.model.vocab_size - 1
         engine.forward([Chunk(state, [last] * room, 1) for state in states])
         states[0].rewind(room // 2)
-        if engine.abilities.can_evict and states[0].length > 1:
+        if engine.capabilities.can_evict and states[0].length > 1:
             states[0].evict(0, 1)
         engine.forward([Chunk(state, [0], 1) for state in states[:1]])
-        if engine.abilities.can_save:
+        if engine.capabilities.can_save:
             states[1 % len(states)].save(0, 1)
         engine.close()
     except EdgekitError as error:

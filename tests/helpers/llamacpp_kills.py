@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit_llamacpp.engine import LlamaCppEngine
+from edgekit_llamacpp import LlamaCppTarget
 from edgekit_llamacpp.layout import WEIGHTS
 from forged_models import say
 
-from edgekit.contracts.engine import Chunk, State
+from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import Eviction
 from edgekit.contracts.plan import Plan
@@ -34,22 +34,22 @@ class Opened(NamedTuple):
     scratch: Path
     exact: bool
 
-    def engine(self, **changes: object) -> LlamaCppEngine:
-        return LlamaCppEngine(self.plan.model_copy(update=changes), self.files, exact=self.exact)
+    def engine(self, **changes: object) -> Engine:
+        return LlamaCppTarget().open(self.plan.model_copy(update=changes), self.files, exact=self.exact)
 
-    def started(self, tokens: int = 0) -> tuple[LlamaCppEngine, State]:
+    def started(self, tokens: int = 0) -> tuple[Engine, State]:
         engine = self.engine()
         state = engine.start(self.plan.storage)
         if tokens:
             feed(engine, state, [5] * tokens, 0)
         return engine, state
 
-    def changed(self, change: Callable[[bytearray], object]) -> LlamaCppEngine:
+    def changed(self, change: Callable[[bytearray], object]) -> Engine:
         """Open the artifact with a changed weight file."""
         data = bytearray((self.files / WEIGHTS).read_bytes())
         change(data)
         (self.scratch / WEIGHTS).write_bytes(data)
-        return LlamaCppEngine(self.plan, self.scratch, exact=self.exact)
+        return LlamaCppTarget().open(self.plan, self.scratch, exact=self.exact)
 
 
 def feed_chunk(tokens: Sequence[int], rows: int, cached: int = 0) -> Callable[[Opened], object]:

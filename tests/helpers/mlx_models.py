@@ -34,7 +34,7 @@ def tokens_of(count: int, seed: int = 7) -> list[int]:
 
 def holding(engine: Any, *kv_bits: int) -> Any:
     """The same engine, offering only these widths of keys and values."""
-    engine.abilities = engine.abilities.model_copy(update={"kv_bits": kv_bits})
+    engine.capabilities = engine.capabilities.model_copy(update={"kv_bits": kv_bits})
     return engine
 
 

@@ -35,7 +35,7 @@ class OnnxModel(NamedTuple):
         plan = self.plan if policy is None else self.plan.model_copy(update={"cache": policy})
         engine = OnnxEngine(plan, self.files, exact=exact)
         if kv_bits:
-            engine.abilities = engine.abilities.model_copy(update={"kv_bits": (kv_bits,)})
+            engine.capabilities = engine.capabilities.model_copy(update={"kv_bits": (kv_bits,)})
         return engine
 
     def copied(self, folder: Path) -> OnnxModel:

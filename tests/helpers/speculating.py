@@ -42,22 +42,22 @@ SOURCES: dict[str, MakeSource] = {
     "prompt lookup": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams()),
     "prompt lookup with a corpus": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams(text)),
     "a draft model": lambda target, draft, storage, text: FixedLengthDrafting(
-        draft_model(draft, storage, target.abilities.vocabulary)
+        draft_model(draft, storage, target.capabilities.vocabulary)
     ),
     "early exit": lambda target, draft, storage, text: FixedLengthDrafting(
-        EarlyExit(target, target.abilities.exits[0], FREE)
+        EarlyExit(target, target.capabilities.exits[0], FREE)
     ),
     "playback, often wrong": lambda target, draft, storage, text: Drafting(
         lambda prompt: ReplayDrafter([*prompt, *text], wrong_every=3), 5
     ),
     "adapting prompt lookup": lambda target, draft, storage, text: _adapting(_ngrams()),
     "adapting draft model": lambda target, draft, storage, text: _adapting(
-        draft_model(draft, storage, target.abilities.vocabulary)
+        draft_model(draft, storage, target.capabilities.vocabulary)
     ),
     "auto": lambda target, draft, storage, text: _adapting(
         _ngrams(),
-        EarlyExit(target, target.abilities.exits[0], FREE),
-        draft_model(draft, storage, target.abilities.vocabulary),
+        EarlyExit(target, target.capabilities.exits[0], FREE),
+        draft_model(draft, storage, target.capabilities.vocabulary),
     ),
 }
 

@@ -40,7 +40,7 @@ def engine_logits(artifact: Path, tokens: Sequence[int]) -> np.ndarray[Any, Any]
     with api.open(artifact, context=len(tokens) + 8) as runtime:
         state = runtime.engine.start(runtime.kv_config)
         try:
-            most = runtime.engine.abilities.max_chunk_tokens
+            most = runtime.engine.capabilities.max_chunk_tokens
             parts = [tokens[place : place + most] for place in range(0, len(tokens), most)]
             return np.concatenate(
                 [np.array(runtime.engine.forward([Chunk(state, part, len(part))])[0]) for part in parts]

@@ -159,7 +159,7 @@ def test_draft_logits_equal_those_of_transformers(
     with edgekit.open(made.folder, kv_bits=bits) as runtime:
         state = runtime.engine.start(made.plan.storage.model_copy(update={"kv_bits": bits}))
         feed(runtime.engine, state, tokens[:-1])
-        row = np.empty((1, runtime.engine.abilities.feature_width), np.float32)
+        row = np.empty((1, runtime.engine.capabilities.feature_width), np.float32)
         runtime.engine.forward([Chunk(state, tokens[-1:], 1, features=row)])
         first = hidden = decoder.combine(row)[0]
         for token in drafted:

@@ -191,7 +191,7 @@ def opened(
 def can_score(kind: Kind, policy: KVEvictionPolicy) -> bool:
     engine = kind.open(False)
     engine.close()
-    return policy.keep in engine.abilities.scorers and bool(policy.widths((kind.kv_bits,)))
+    return policy.keep in engine.capabilities.scorers and bool(policy.widths((kind.kv_bits,)))
 
 
 def answers(

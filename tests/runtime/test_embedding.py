@@ -128,11 +128,11 @@ def test_invalid_texts_are_refused(texts: Any, options: Any, error: type, said: 
 
 def test_missing_hidden_states_and_logits_are_refused() -> None:
     engine = FakeEngine(vocabulary=runtimes.codec().vocabulary)
-    engine.abilities = engine.abilities.model_copy(update={"hidden_size": None})
+    engine.capabilities = engine.capabilities.model_copy(update={"hidden_size": None})
     with runtimes.make_runtime(engine) as runtime, pytest.raises(Unsupported, match="onnx target"):
         runtime.embed(["a"], pooling="mean")
     encoder = FakeEngine(vocabulary=runtimes.codec().vocabulary)
-    encoder.abilities = encoder.abilities.model_copy(update={"generates": False})
+    encoder.capabilities = encoder.capabilities.model_copy(update={"generates": False})
     with runtimes.make_runtime(encoder) as runtime:
         for refused in (
             lambda: runtime.generate("a"),

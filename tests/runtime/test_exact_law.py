@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from speculating import SOURCES
 
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.capabilities import Capabilities
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered
 from edgekit.runtime.generation.stopping import Stopping
@@ -96,7 +97,7 @@ class Unchanging:
 
     def __init__(self, law: np.ndarray, early: np.ndarray) -> None:
         self.laws = {exit_: np.broadcast_to(each, (32, VOCABULARY)) for exit_, each in ((None, law), (1, early))}
-        self.abilities = Abilities(
+        self.capabilities = Capabilities(
             vocabulary=VOCABULARY, max_states=4, max_chunk_tokens=32, kv_bits=(16,), exits=(1,), exact="always"
         )
 
@@ -156,7 +157,7 @@ class Biased(Verified):
 
 def drawn(kind: type[Verified], source: DrafterFactory | None, sampler: Tabled, engine: Unchanging) -> list[int]:
     policy = KVEvictionPolicy.of(64, 4)
-    limits = RequestLimits(engine.abilities, policy, KVCacheConfig(capacity_tokens=64, kv_bits=16), 32, frozenset())
+    limits = RequestLimits(engine.capabilities, policy, KVCacheConfig(capacity_tokens=64, kv_bits=16), 32, frozenset())
     wanted = Stopping(max_tokens=DRAWS)
     sequence = kind(limits, [0], sampler.fork(), wanted, Silent(), drafter_factory=source)  # type: ignore[arg-type]
     return sequence.run(engine, source.controller if source else None)

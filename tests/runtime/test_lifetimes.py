@@ -307,7 +307,7 @@ def test_an_asynchronous_runtime_interrupts_a_running_call() -> None:
 def test_closing_interrupts_a_draft_model() -> None:
     draft = BusyEngine(1)
     storage = KVCacheConfig(capacity_tokens=512, kv_bits=16)
-    method = draft_model(draft, storage, draft.abilities.vocabulary)
+    method = draft_model(draft, storage, draft.capabilities.vocabulary)
     runtime = make_runtime(drafting=Speculation([method], SpeculationController(COSTS)))
     stream = runtime.submit("the cat sat on the mat", max_tokens=40)
     answers: list[Answer] = []

@@ -120,7 +120,7 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
 def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
     prompts = [words(2 + place % 20, place) for place in range(12)]
     with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
-        assert runtime.engine.abilities.checkpoint_tokens is not None
+        assert runtime.engine.capabilities.checkpoint_tokens is not None
     proposed, accepted = check_answers(artifact, prompts, kept)
     assert accepted > 0 and proposed > accepted
 

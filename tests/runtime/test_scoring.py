@@ -105,7 +105,7 @@ def test_continuations_that_change_the_end_of_the_prompt_are_scored_from_there()
 def test_greedy_continuations_are_told_apart() -> None:
     with runtimes.make_runtime() as runtime:
         said = runtime.generate("the cat", max_tokens=4, ignore_eos=True).tokens
-        other = [*said[:3], (said[3] + 1) % runtime.engine.abilities.vocabulary]
+        other = [*said[:3], (said[3] + 1) % runtime.engine.capabilities.vocabulary]
         assert [score.is_greedy for score in runtime.score("the cat", [said, other])] == [True, False]
 
 

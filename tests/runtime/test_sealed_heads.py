@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 from eagle3_heads import LEGACY, write_head
-from edgekit_onnx.offers import offers
+from edgekit_onnx import OnnxTarget
 from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
 
 import edgekit
@@ -88,9 +88,9 @@ def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifa
 def test_a_head_has_the_embedding_sealed_where_it_cannot_be_looked_up(folder: Path) -> None:
     """A model that scales its embeddings hands out scaled ones, and a head reads them without the scale."""
     plan = planned(folder / "model", folder / "head")
-    (offer,) = [each for each in offers(plan.model, load_profile(tiny_models.DEVICE)) if each.recipe == plan.recipe]
+    offer = OnnxTarget().offer(plan.model, load_profile(tiny_models.DEVICE), "cpu", plan.recipe)
     scaled = plan.model.model_copy(update={"embedding_scale": 8.0})
-    without = offer.model_copy(update={"embeddings": False})
+    without = offer.model_copy(update={"capabilities": offer.capabilities.model_copy(update={"kv_layers": ()})})
     own = plan.drafter.model_copy(update={"own_embedding": True})
     assert not head_to_seal(plan.drafter, plan.model, offer).own_embedding
     assert head_to_seal(plan.drafter, plan.model, without) == head_to_seal(plan.drafter, scaled, offer) == own
@@ -114,7 +114,7 @@ def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) ->
     artifact = export(planned(place / "model", place / "head"), place / "out")
     prompts = [words(2 + at % 40, at) for at in range(12)]
     with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
-        assert runtime.engine.abilities.checkpoint_tokens is not None
+        assert runtime.engine.capabilities.checkpoint_tokens is not None
         plain = [runtime.generate(each, max_tokens=12, temperature=4.0, seed=4).tokens for each in prompts]
     with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
         streams = [runtime.submit(each, max_tokens=12, temperature=4.0, seed=4) for each in prompts]

@@ -161,7 +161,7 @@ def test_recursion_through_references_is_bounded(runtime) -> None:
 
 
 def test_kept_formats_are_in_the_budget_and_the_oldest_give_way(runtime) -> None:
-    index = index_bytes(runtime.codec, runtime.engine.abilities.vocabulary)
+    index = index_bytes(runtime.codec, runtime.engine.capabilities.vocabulary)
     with make_runtime(budget=MemoryBudget(WORKER_BYTES + index + (4 << 20)), context=64, sequences=1) as runtime:
         for place in range(1, 41):
             runtime.generate("a", regex=f"[ab]{{{place}}}", max_tokens=1)
@@ -196,7 +196,7 @@ def test_the_index_is_counted_by_tokens_and_not_by_numbers_without_one() -> None
 
 def test_formats_in_use_do_not_give_way(runtime) -> None:
     """Dropping a format that an answer uses would free nothing."""
-    most = WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.abilities.vocabulary) + (3 << 20)
+    most = WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.capabilities.vocabulary) + (3 << 20)
     with make_runtime(budget=MemoryBudget(most), context=64, sequences=1) as opened:
         streams: list[Stream] = []
 
@@ -246,7 +246,9 @@ def _written(grammar: MatchedGrammar, letters: str, most: int) -> None:
 @pytest.mark.parametrize(("room", "reason"), [(256, "16 MiB are allowed"), (8, "the memory budget has no room")])
 def test_what_a_format_grows_while_an_answer_is_written_counts(runtime, room: int, reason: str) -> None:
     """Copies share what this pattern takes, which is 280 MiB after 9,000 letters."""
-    budget = MemoryBudget(WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.abilities.vocabulary) + (room << 20))
+    budget = MemoryBudget(
+        WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.capabilities.vocabulary) + (room << 20)
+    )
     with make_runtime(budget=budget, context=64, sequences=1) as opened:
         first, second = (opened._grammars.compile("regex", "([ab]*a[ab]{30}){9}x") for _ in range(2))
         before, small = private_bytes_now(), budget.taken["formats"]
@@ -297,7 +299,7 @@ def test_a_format_that_takes_too_much_memory_is_refused_before_it_grows_here(run
     ):
         with _grows_less_than(16 << 20), pytest.raises(LimitExceeded, match=reason):
             runtime.generate("a", regex=f"(a{{1000}}){{{count}}}")
-    small = MemoryBudget(WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.abilities.vocabulary) + (1 << 20))
+    small = MemoryBudget(WORKER_BYTES + index_bytes(runtime.codec, runtime.engine.capabilities.vocabulary) + (1 << 20))
     no_room = pytest.raises(LimitExceeded, match=r"regex: takes more than .* to compile, and the memory budget has")
     with make_runtime(budget=small, context=64, sequences=1) as runtime, no_room:
         runtime.generate("a", regex="(a{1000}){30}")

@@ -31,7 +31,7 @@ class Evictions(RuleBasedStateMachine):
 
     @initialize(window=st.integers(16, 40), sinks=st.integers(0, 5), data=st.data())
     def begin(self, window: int, sinks: int, data: st.DataObject) -> None:
-        keep = data.draw(st.sampled_from(["newest", *self.engine.abilities.scorers]))
+        keep = data.draw(st.sampled_from(["newest", *self.engine.capabilities.scorers]))
         window += 24 if keep != "newest" else 0  # room for spans to choose from
         self.policy = KVEvictionPolicy.of(window, sinks, keep)
         self.storage = KVCacheConfig(capacity_tokens=window, kv_bits=self.kv_bits)

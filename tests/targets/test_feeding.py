@@ -49,14 +49,14 @@ def test_feed_returns_the_last_logits(num_logits: int, chunk_tokens: int | None,
     plain, expected = engine.start(storage), []
     for token in TOKENS:
         expected += engine.forward([Chunk(plain, [token], 1)])
-    assert found.shape == (num_logits, engine.abilities.vocabulary) and found.dtype == np.float32
+    assert found.shape == (num_logits, engine.capabilities.vocabulary) and found.dtype == np.float32
     np.testing.assert_array_equal(found, np.concatenate(expected)[len(TOKENS) - num_logits :])
 
 
 def test_feed_of_no_tokens_makes_no_call() -> None:
     engine = RecordingEngine()
     state = engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=16))
-    assert feed(engine, state, []).shape == (0, engine.abilities.vocabulary)
+    assert feed(engine, state, []).shape == (0, engine.capabilities.vocabulary)
     assert engine.sizes == []
 
 

@@ -57,7 +57,7 @@ class ExitDrafter:
             return ()
         limit, before = min(limit, self._exit.tokens), state.length
         logits = self._feed(state, history[-1])
-        vocabulary = self._exit.engine.abilities.vocabulary
+        vocabulary = self._exit.engine.capabilities.vocabulary
         tokens = draft(self._request, vocabulary, len(history), limit, logits, lambda token: self._feed(state, token))
         state.rewind(state.length - before)
         return tokens
@@ -85,7 +85,7 @@ class EarlyExitSource(DraftSource):
 
     def open(self, argument: str, target: DraftTarget) -> EarlyExit:
         engine, artifact = target.engine, target.artifact
-        layer = _exit(argument, engine.abilities.exits, len(artifact.plan.model.layers))
+        layer = _exit(argument, engine.capabilities.exits, len(artifact.plan.model.layers))
         with closing(CostProbe(engine, target.kv_config)) as probe:
             share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
         return EarlyExit(engine, layer, share * target.costs.one)

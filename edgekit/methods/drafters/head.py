@@ -39,14 +39,14 @@ class HeadSource(DraftSource):
         return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
 
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
-        plan, abilities = target.artifact.plan, target.engine.abilities
+        plan, capabilities = target.artifact.plan, target.engine.capabilities
         if plan.drafter is None:
             raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
-        if abilities.feature_layers != plan.drafter.hidden_layers:
+        if capabilities.feature_layers != plan.drafter.hidden_layers:
             raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
-        if not set(plan.drafter.kv_layers) <= set(abilities.kv_layers):
+        if not set(plan.drafter.kv_layers) <= set(capabilities.kv_layers):
             raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
-        if not plan.drafter.own_embedding and not abilities.kv_layers:
+        if not plan.drafter.own_embedding and not capabilities.kv_layers:
             raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
         return _opened(target)
 

@@ -60,7 +60,7 @@ def load(path: Path, prefixes: Prefixes, engine: Engine, identity: str) -> int:
     """Insert the runs of a file from `save` while there is room; return the number of inserted runs."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        runs = _header(path, file, size, identity, engine.abilities.vocabulary)
+        runs = _header(path, file, size, identity, engine.capabilities.vocabulary)
         start, kept = file.tell(), 0
         for run in runs:
             if hashlib.sha256(file.read(run["bytes"])).hexdigest() != run["sha256"]:

@@ -132,17 +132,17 @@ class CostProbe:
     """Time forwards on a state of an engine, and rewind them."""
 
     def __init__(self, engine: Engine, kv_config: KVCacheConfig) -> None:
-        abilities = engine.abilities
+        capabilities = engine.capabilities
         past = min(_PAST_TOKENS, kv_config.capacity_tokens // 2)
-        most = min(kv_config.capacity_tokens - past, abilities.max_chunk_tokens)
-        if abilities.max_rewind is not None:
-            most = min(most, abilities.max_rewind)
+        most = min(kv_config.capacity_tokens - past, capabilities.max_chunk_tokens)
+        if capabilities.max_rewind is not None:
+            most = min(most, capabilities.max_rewind)
         if most < 2:
             raise Unsupported(f"draft: this engine can take back {most} tokens of a step; drafting needs two or more")
         self.sizes = [tokens for tokens in CALIBRATED_TOKENS if tokens <= most]
         self._engine = engine
         self._exit: int | None = None
-        self._tokens = probe_tokens(max(past, most), abilities.vocabulary)
+        self._tokens = probe_tokens(max(past, most), capabilities.vocabulary)
         self.state = engine.start(kv_config)
         feed(engine, self.state, self._tokens[:past])
 

@@ -46,9 +46,9 @@ class DraftModel:
     ) -> None:
         self.engine, self.kv_config, self.costs, self.vocabulary = engine, kv_config, costs, vocabulary
         self.bytes, self.path = bytes, path
-        abilities = engine.abilities
-        self.tokens = tokens if abilities.max_rewind is None else min(tokens, abilities.max_rewind)
-        self.chunk_tokens = min(chunk_tokens, abilities.max_chunk_tokens)
+        capabilities = engine.capabilities
+        self.tokens = tokens if capabilities.max_rewind is None else min(tokens, capabilities.max_rewind)
+        self.chunk_tokens = min(chunk_tokens, capabilities.max_chunk_tokens)
         self._prefill_token_s = costs.of(costs.most) / costs.most
         self.num_states = 0
 
@@ -65,7 +65,7 @@ class DraftModel:
 
     def start_state(self) -> State | None:
         """Return a new state, or None while all are in use."""
-        if self.num_states >= self.engine.abilities.max_states:
+        if self.num_states >= self.engine.capabilities.max_states:
             return None
         state = self.engine.start(self.kv_config)
         self.num_states += 1
@@ -160,23 +160,23 @@ class ModelDrafter:
 
 def _policy_of(model: DraftModel, policy: KVEvictionPolicy) -> KVEvictionPolicy:
     """Return the policy for the draft's states: the request's, or a plain window if the draft cannot score tokens."""
-    can_score = policy.keep in model.engine.abilities.scorers and policy.widths((model.kv_config.kv_bits,))
+    can_score = policy.keep in model.engine.capabilities.scorers and policy.widths((model.kv_config.kv_bits,))
     return policy if can_score else policy.model_copy(update={"keep": NEWEST})
 
 
 def draft_kv_config(engine: Engine, kv_config: KVCacheConfig, policy: KVEvictionPolicy, where: str) -> KVCacheConfig:
     """Return the cache of the draft's states for the target's `kv_config`. Raises `Unsupported` if it has none."""
-    abilities = engine.abilities
-    if policy.window is not None and not abilities.can_evict:
+    capabilities = engine.capabilities
+    if policy.window is not None and not capabilities.can_evict:
         raise Unsupported(
             f"draft {where}: its engine cannot evict tokens, and the target has a window; open without the draft"
         )
-    if abilities.checkpoint_tokens is not None:
+    if capabilities.checkpoint_tokens is not None:
         raise Unsupported(
             f"draft {where}: it has a recurrent part, which each wrong draft would rewind by up to "
-            f"{abilities.checkpoint_tokens} tokens; use a draft without recurrent layers"
+            f"{capabilities.checkpoint_tokens} tokens; use a draft without recurrent layers"
         )
-    if abilities.max_rewind is not None and abilities.max_rewind < 1:
+    if capabilities.max_rewind is not None and capabilities.max_rewind < 1:
         raise Unsupported(f"draft {where}: its engine cannot take tokens back; use another draft")
-    bits = kv_config.kv_bits if kv_config.kv_bits in abilities.kv_bits else abilities.kv_bits[0]
+    bits = kv_config.kv_bits if kv_config.kv_bits in capabilities.kv_bits else capabilities.kv_bits[0]
     return KVCacheConfig(capacity_tokens=kv_config.capacity_tokens, kv_bits=bits)

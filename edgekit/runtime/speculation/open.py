@@ -90,8 +90,8 @@ def open_speculation(
     sources = _sources_of(option, artifact.plan)
     if not sources:
         return None
-    abilities = engine.abilities
-    if abilities.max_rewind == 0:
+    capabilities = engine.capabilities
+    if capabilities.max_rewind == 0:
         raise Unsupported("draft: this engine cannot take tokens back, so nothing can be verified; leave out the draft")
     with ExitStack() as opened:
         costs = known_costs(engine, kv_config, artifact.sha256, exact=exact)
@@ -101,7 +101,7 @@ def open_speculation(
             methods.append(source.open(argument, target))
             opened.callback(methods[-1].close)
         opened.pop_all()
-        return Speculation(methods, SpeculationController(costs, replays=abilities.checkpoint_tokens is not None))
+        return Speculation(methods, SpeculationController(costs, replays=capabilities.checkpoint_tokens is not None))
 
 
 class NgramSource(DraftSource):

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.common.progress import Progress
+from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
-from edgekit.contracts.recipe import RECIPES
+from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.contracts.target import Offer, Target
 from edgekit.model.spec import ModelSpec
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NumpyTarget"]
 
-# Weights are expanded to float32 when an artifact is opened: an 8-bit integer takes four times its size.
-_PRIVATE_SHARES = {"float32": 1.0, "s8": 4.0}
 _RUNTIME_BYTES = 32 << 20
 _SPEED = SpeedFacts(
     decode_share=0.07,
@@ -37,32 +36,41 @@ class NumpyTarget(Target):
     """Llama models on CPUs. The methods import their modules late, so that importing the target stays light."""
 
     name = "numpy"
+    backends = ("cpu",)
 
     def missing(self) -> str | None:
         """Nothing can be missing: edgekit itself needs numpy."""
         return None
 
-    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
-        """One offer for each recipe, best quality first, on devices that list `numpy: [cpu]`."""
-        for backend in device.targets.get(self.name, ()):
-            for recipe, private_share in _PRIVATE_SHARES.items():
-                yield Offer(
-                    target=self.name,
-                    backend=backend,
-                    recipe=RECIPES[recipe],
-                    kv_bits=(32,),
-                    memory=MemoryFacts(
-                        mapped_share=0.0,
-                        private_share=private_share,
-                        scale_bits=32,
-                        float_bits=32,
-                        runtime_bytes=_RUNTIME_BYTES,
-                        source="weights: their size in float32; interpreter, numpy and tokenizer: "
-                        "private memory of a process on x86-64 Linux with the bundled demo model, less its weights",
-                    ),
-                    speed=_SPEED,
-                    refusal=unsupported(model),
-                )
+    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+        """What the engine can do: windows, but no exits, adapters, or windows that keep tokens by a score."""
+        return able(model)
+
+    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
+        return unsupported(model)
+
+    def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
+        return RECIPES["float32"], RECIPES["s8"]
+
+    def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        return Offer(
+            target=self.name,
+            backend=backend,
+            recipe=recipe,
+            capabilities=able(model),
+            memory=MemoryFacts(
+                mapped_share=0.0,
+                # Weights are expanded to float32 when an artifact is opened: 8-bit integers take four times their size.
+                private_share=weight_bytes(model, RECIPES["float32"]) / weight_bytes(model, recipe),
+                scale_bits=32,
+                float_bits=32,
+                runtime_bytes=_RUNTIME_BYTES,
+                source="weights: their size in float32; interpreter, numpy and tokenizer: private memory of a process "
+                "on x86-64 Linux with the bundled demo model, less its weights",
+            ),
+            speed=_SPEED,
+            refusal=unsupported(model),
+        )
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_numpy.files import write_weights
@@ -70,6 +78,7 @@ class NumpyTarget(Target):
         write_weights(plan.model, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        self.check(plan)
         from edgekit_numpy.engine import NumpyEngine
 
         return NumpyEngine(plan, files, exact=exact)
@@ -78,6 +87,11 @@ class NumpyTarget(Target):
         from edgekit_numpy.files import read_weights
 
         return read_weights(plan, files)
+
+
+def able(model: ModelSpec) -> Capabilities:
+    """Return what the engine can do with a model; an open engine narrows it to its artifact."""
+    return Capabilities(vocabulary=model.vocab_size, kv_bits=(32,), exact="on_request")
 
 
 def unsupported(model: ModelSpec) -> str | None:

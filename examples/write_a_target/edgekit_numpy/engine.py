@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256
-from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter
@@ -18,6 +18,7 @@ from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation, runs_between, shift_kv
 from edgekit.enginekit.state import StateBase
 from edgekit.errors import vendor_errors
+from edgekit_numpy import able
 from edgekit_numpy.decoder import Decoder
 from edgekit_numpy.files import WEIGHTS, read_weights
 
@@ -62,13 +63,7 @@ class NumpyEngine(EngineBase[NumpyState, LoadedAdapter]):
         self._decoder = Decoder(plan.model, dict(read_weights(plan, files)), plan.context)
         self._model_key = file_sha256(files / WEIGHTS)
         self.rotation = Rotation(plan.model, plan.context)
-        self.abilities = Abilities(
-            vocabulary=plan.model.vocab_size,
-            max_states=plan.sequences,
-            max_chunk_tokens=plan.chunk_tokens,
-            kv_bits=(32,),
-            exact="on_request",
-        )
+        self.capabilities = able(plan.model).narrowed(plan)
 
     @property
     def model_key(self) -> str:

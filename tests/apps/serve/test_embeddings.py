@@ -27,7 +27,7 @@ MEAN = {"edgekit": {"pooling": "mean"}}
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     encoder = FakeEngine(vocabulary=codec().vocabulary, seed=1)
-    encoder.abilities = encoder.abilities.model_copy(update={"generates": False})
+    encoder.capabilities = encoder.capabilities.model_copy(update={"generates": False})
     with serving({"tiny": make_runtime(), "encoder": make_runtime(encoder)}, ollama=True) as found:
         yield found
 

@@ -13,10 +13,10 @@ pytest.importorskip("executorch")
 
 import torch
 from eagle3_heads import features_of, torch_features, write_head
+from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.export import content_key
 from edgekit_executorch.layout import FORWARD, PROGRAM
 from edgekit_executorch.program import LoadedProgram
-from edgekit_executorch.refusals import refuse_plan
 from executorch_models import Made, apart, engine_logits, program
 from family_models import reference_of, tokens_of
 
@@ -89,7 +89,7 @@ def test_other_backends_refuse_a_head_by_name(head: HeadSpec) -> None:
     with pytest.raises(
         Unsupported, match="a drafting head on vulkan are not supported; plan without --drafter, or for xnnpack"
     ):
-        refuse_plan(plan.model_copy(update={"backend": "vulkan", "drafter": head, "storage": storage}))
+        ExecutorchTarget().check(plan.model_copy(update={"backend": "vulkan", "drafter": head, "storage": storage}))
 
 
 def reference(made: Made) -> Any:

@@ -14,10 +14,10 @@ pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
 import family_models as models
+from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
-from edgekit_executorch.offers import offers
 from executorch_models import SEQUENCES, SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
 
 from edgekit.contracts.engine import Chunk, Engine, State
@@ -94,7 +94,7 @@ def test_close_gap_rotates_and_rounds_once(seed: int, tokens: int, data: st.Data
 @slow
 def test_state_bytes_equal_plan(int8_program: Made) -> None:
     model, tokens = int8_program.plan.model, SLOTS
-    facts = next(offer.memory for offer in offers(model, load_profile("pixel-9")) if offer.backend == "xnnpack")
+    facts = ExecutorchTarget().offer(model, load_profile("pixel-9"), "xnnpack", int8_program.plan.recipe).memory
     engine = int8_program.open()
     expected = cache_bytes(model, tokens, 8, facts)
     assert engine.state_bytes(engine.plan.storage) == expected == 2 * 2 * HEADS * (DIM + 5) * SLOTS
@@ -146,7 +146,7 @@ def fed(engine: Engine, tokens: list[int]) -> tuple[State, np.ndarray[Any, Any]]
 def test_int8_kv_is_close_to_floats_after_evictions(int8_program: Made) -> None:
     fp32 = usual().open()
     small = int8_program.open()
-    assert small.abilities.kv_bits == (8,) and fp32.abilities.kv_bits == (32,)
+    assert small.capabilities.kv_bits == (8,) and fp32.capabilities.kv_bits == (32,)
     (one, expected), (other, found) = fed(fp32, TOKENS), fed(small, TOKENS)
     assert 0 < apart(found, expected) < 0.08
     for _ in range(5):

@@ -78,7 +78,7 @@ def test_declared_window_equals_torch(made: dict[str, Made], family: str, sizes:
 def test_text_continues_beyond_rotary_tables(made: dict[str, Made]) -> None:
     """Slots of the cache are positions and start anew after evictions, so no position is the last one."""
     engine, policy = made["gemma2"].open(), KVEvictionPolicy.of(32, 4)
-    assert engine.abilities.max_position is None
+    assert engine.capabilities.max_position is None
     state = engine.start(engine.plan.storage)
     for token in models.tokens_of(4 * SLOTS):
         eviction = policy.eviction(state.length)
@@ -220,7 +220,7 @@ def test_more_logits_than_one_call_computes(made: dict[str, Made]) -> None:
     engine._program.rows = 3
     state = engine.start(engine.plan.storage)
     found = engine.forward([Chunk(state, TOKENS[:16], 11)])[0]
-    assert found.shape == (11, engine.abilities.vocabulary) and state.length == 16
+    assert found.shape == (11, engine.capabilities.vocabulary) and state.length == 16
     assert apart(found, reference_logits(made["gemma2"].weights, TOKENS[:16])[5:]) < 1e-4
     engine.close()
 
@@ -240,7 +240,7 @@ def test_waiting_states_have_own_memory(made: dict[str, Made]) -> None:
 def test_exit_equals_model_of_first_layers(made: dict[str, Made]) -> None:
     """After the exit's tokens are rewound, all layers write the cache again."""
     engine = made["qwen2"].open(exact=True)
-    assert engine.abilities.exits == (1,)
+    assert engine.capabilities.exits == (1,)
     state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
     engine.forward([Chunk(state, TOKENS[:9], 0)])
     found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from configs import TINY
 from edgekit_executorch import ExecutorchTarget
+from edgekit_executorch.capabilities import refusal
 from edgekit_executorch.export import content_key, export
-from edgekit_executorch.offers import offers
-from edgekit_executorch.refusals import refuse_plan, refuse_recipe
 from edgekit_executorch.versions import clash
 
 from edgekit.contracts.plan import MemoryFacts, Plan
@@ -45,11 +44,14 @@ def test_target_passes_suite() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"backend": "qnn"}, "backend qnn is not known"),
-        ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})}, "4-bit keys and values on xnnpack"),
+        ({"backend": "qnn"}, "no backend 'qnn'; choose one of xnnpack"),
+        (
+            {"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})},
+            "on xnnpack: kv_bits 4 .*; plan with --kv-bits 32 or 8",
+        ),
         (
             {"storage": fake_plan().storage.model_copy(update={"kv_bits": 8}), "backend": "vulkan"},
-            "8-bit keys and values on vulkan",
+            "on vulkan: kv_bits 8 .*--kv-bits 32",
         ),
         ({"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
         ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
@@ -69,10 +71,10 @@ def test_target_passes_suite() -> None:
     ],
 )
 def test_unsupported_plans_are_refused(change: dict[str, object], named: str) -> None:
-    refuse_plan(plan())
-    refuse_plan(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
+    ExecutorchTarget().check(plan())
+    ExecutorchTarget().check(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
     with pytest.raises(Unsupported, match=named):
-        refuse_plan(plan(**change))
+        ExecutorchTarget().check(plan(**change))
 
 
 @pytest.mark.parametrize(
@@ -83,14 +85,14 @@ def test_recurrent_layers_are_refused_by_what_is_lacking(family: str, lacking: s
     with pytest.raises(
         Unsupported, match=f"recurrent layers of {model.family} .* and no {lacking}; choose onnx or mlx"
     ):
-        refuse_plan(plan(model=model))
+        ExecutorchTarget().check(plan(model=model))
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_moe"])
 def test_experts_are_refused_by_what_is_lacking(family: str) -> None:
     model = model_from_config(TINY[family], family, "config.json")
     with pytest.raises(Unsupported, match=f"experts of {family} .*no operator .* multiplies a token with the experts"):
-        refuse_plan(plan(model=model))
+        ExecutorchTarget().check(plan(model=model))
 
 
 def test_windows_of_two_widths_are_refused() -> None:
@@ -98,16 +100,15 @@ def test_windows_of_two_widths_are_refused() -> None:
     mixed = model.model_copy(
         update={"layers": tuple(Layer(kv_heads=1, head_dim=32, window=window) for window in (128, 256))}
     )
-    assert refuse_recipe(model, RECIPES["s4-g32"], "xnnpack") is None
-    assert "only one width" in (refuse_recipe(mixed, RECIPES["s4-g32"], "xnnpack") or "")
+    assert refusal(model, RECIPES["s4-g32"], "xnnpack") is None
+    assert "only one width" in (refusal(mixed, RECIPES["s4-g32"], "xnnpack") or "")
 
 
 def test_tied_head_takes_memory_and_no_file_bytes() -> None:
     device, model = load_profile("pixel-9"), fake_model(vocabulary=4096)
     untied = model.model_copy(update={"tied": False})
     tied, apart = (
-        next(offer.memory for offer in offers(spec, device) if offer.recipe.name == "s4-g32")
-        for spec in (model, untied)
+        ExecutorchTarget().offer(spec, device, "xnnpack", RECIPES["s4-g32"]).memory for spec in (model, untied)
     )
     assert tied.disk_share == apart.disk_share == 1.0
     # Packing adds a little to each row; the table that tokens are looked up in is mapped.
@@ -119,7 +120,7 @@ def test_tied_head_takes_memory_and_no_file_bytes() -> None:
 def test_xnnpack_stores_every_float_recipe_in_32_bits() -> None:
     model = fake_model(vocabulary=4096)
     wide, narrow = (
-        next(offer for offer in offers(model, load_profile("pixel-9")) if offer.recipe.name == recipe)
+        ExecutorchTarget().offer(model, load_profile("pixel-9"), "xnnpack", RECIPES[recipe])
         for recipe in ("float32", "float16")
     )
     taken = [
@@ -132,7 +133,7 @@ def test_xnnpack_stores_every_float_recipe_in_32_bits() -> None:
 def test_phone_offer_counts_no_python() -> None:
     model = fake_model(vocabulary=4096)
     phone, desktop = (
-        next(offer.memory for offer in offers(model, load_profile(name)) if offer.backend == "xnnpack")
+        ExecutorchTarget().offer(model, load_profile(name), "xnnpack", RECIPES["s4-g32"]).memory
         for name in ("pixel-9", "laptop-x86-8gb")
     )
     assert phone.runtime_bytes < desktop.runtime_bytes / 4
@@ -160,23 +161,21 @@ def test_windowed_layers_share_one_mask_which_is_counted() -> None:
 
 
 def _facts(model: ModelSpec) -> MemoryFacts:
-    found = offers(model, load_profile("pixel-9"))
-    return next(offer.memory for offer in found if offer.recipe.name == "s4-g32")
+    return ExecutorchTarget().offer(model, load_profile("pixel-9"), "xnnpack", RECIPES["s4-g32"]).memory
 
 
 def test_offers_that_never_ran_are_noted() -> None:
-    for offer in offers(fake_model(), load_profile("iphone-16")):
+    for offer in ExecutorchTarget().offers(fake_model(), load_profile("iphone-16")):
         assert (offer.notes == ()) == (offer.backend == "xnnpack"), offer.backend
 
 
 def test_second_copy_of_tied_table_is_noted() -> None:
     device, model = load_profile("iphone-16"), fake_model(vocabulary=4096)
-    offered = next(offer for offer in offers(model, device) if offer.backend == "coreml")
+    offered = ExecutorchTarget().offer(model, device, "coreml", RECIPES["float16"])
     assert any("the tied token embedding takes 512 KiB more" in note for note in offered.notes), offered.notes
     assert offered.memory.disk_share > 1.3
-    apart = next(
-        offer for offer in offers(model.model_copy(update={"tied": False}), device) if offer.backend == "coreml"
-    )
+    untied = model.model_copy(update={"tied": False})
+    apart = ExecutorchTarget().offer(untied, device, "coreml", RECIPES["float16"])
     assert not any("tied" in note for note in apart.notes)
 
 

@@ -36,7 +36,7 @@ def opened(family: str, recipe: str = "s4-g32", bits: int = 16, *, exact: bool =
     """An engine whose cache has this width alone."""
     made = llamacpp_models.made(family, recipe, kv_bits=bits, **plan)
     engine = LlamaCppEngine(made.plan, made.files, exact=exact)
-    engine.abilities = engine.abilities.model_copy(update={"kv_bits": (bits,)})
+    engine.capabilities = engine.capabilities.model_copy(update={"kv_bits": (bits,)})
     return engine
 
 

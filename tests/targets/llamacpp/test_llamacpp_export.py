@@ -20,7 +20,6 @@ import runtimes
 from edgekit_llamacpp import LlamaCppTarget
 from edgekit_llamacpp.layout import MODELFILE, WEIGHTS
 from edgekit_llamacpp.offers import offer
-from edgekit_llamacpp.refusals import refuse_plan
 from edgekit_llamacpp.tokens import stop_texts, tokenizer_metadata
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -109,21 +108,21 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
 def test_plan_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     plan = llamacpp_models.made("llama").plan.model_copy(update=changed)
     with pytest.raises(Unsupported, match=named):
-        refuse_plan(plan)
+        LlamaCppTarget().check(plan)
 
 
 def test_narrow_cache_of_narrow_heads_is_refused() -> None:
     plan = llamacpp_models.made("llama").plan
     narrow = plan.model_copy(update={"storage": plan.storage.model_copy(update={"kv_bits": 8})})
     with pytest.raises(Unsupported, match="heads that 64 does not divide"):
-        refuse_plan(narrow)
+        LlamaCppTarget().check(narrow)
 
 
 def test_window_on_yarn_is_refused() -> None:
     plan = llamacpp_models.made("llama with yarn").plan
     windowed = plan.model_copy(update={"cache": KVEvictionPolicy.of(96, 4)})
     with pytest.raises(Unsupported, match="scales the keys"):
-        refuse_plan(windowed)
+        LlamaCppTarget().check(windowed)
 
 
 def test_tokenizer_is_written_and_encodes_alike(tmp_path: Path) -> None:

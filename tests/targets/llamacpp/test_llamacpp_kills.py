@@ -17,9 +17,9 @@ pytest.importorskip("transformers")
 
 import llamacpp_kills
 import llamacpp_models
-from edgekit_llamacpp import library
+from edgekit_llamacpp import LlamaCppTarget, library
+from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.layout import WEIGHTS
-from edgekit_llamacpp.refusals import can_evict, refuse_plan
 
 from edgekit.artifact.artifact import open_artifact, seal
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -88,10 +88,11 @@ def flip_last_bit(data: bytearray) -> None:
 def test_evictions_are_refused_where_all_layers_have_windows() -> None:
     plan = llamacpp_models.made("gemma3").plan
     windowed = plan.model.model_copy(update={"layers": plan.model.layers[:5]})
-    assert can_evict(plan.model, 128) and not can_evict(windowed, 128)
+    able, unable = (capabilities(model, "cpu", 128) for model in (plan.model, windowed))
+    assert able.can_evict and not unable.can_evict
     asked = plan.model_copy(update={"model": windowed, "cache": KVEvictionPolicy.of(64, 4)})
     with pytest.raises(Unsupported, match="if all layers have windows"):
-        refuse_plan(asked)
+        LlamaCppTarget().check(asked)
 
 
 def test_a_model_without_positions_is_refused() -> None:

@@ -85,7 +85,7 @@ def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> Non
     state = engine.start(storage)
     engine.use_threads(1)
     feed(engine, state, [5] * 40, 1)
-    assert told == [(1, 1)] and engine.abilities.threads == 2
+    assert told == [(1, 1)] and engine.capabilities.threads == 2
     state.close()
     other = engine.start(storage.model_copy(update={"kv_bits": 32}))
     assert [context.shape.threads for context in engine._contexts.values()] == [1]
@@ -209,14 +209,14 @@ def test_a_sealed_file_is_checked_once_and_again_when_it_changes(
 @runs
 def test_yarn_model_refuses_to_evict_and_windows_refuse_to_save() -> None:
     engine = opened("llama with yarn")
-    assert not engine.abilities.can_evict
+    assert not engine.capabilities.can_evict
     state = engine.start(engine.plan.storage)
     feed(engine, state, [5, 6, 7], 0)
     with pytest.raises(Unsupported, match="evicted"):
         state.evict(0, 1)
     engine.close()
     engine = opened("gemma3")
-    assert not engine.abilities.can_save
+    assert not engine.capabilities.can_save
     state = engine.start(engine.plan.storage)
     feed(engine, state, [5, 6, 7], 0)
     with pytest.raises(Unsupported, match="cannot be saved"):

@@ -42,7 +42,7 @@ def test_adapter_logits_equal_torch(tmp_path: Path, family: str) -> None:
     engine = MlxEngine(plan, files)
     taken = engine.load_adapter("tone", place)
     assert taken == read_adapter(place, plan.model).parameters * 4
-    bits = engine.abilities.kv_bits[0]
+    bits = engine.capabilities.kv_bits[0]
     storage = plan.storage.model_copy(update={"kv_bits": bits})
     toned, bare = (engine.start(storage.model_copy(update={"adapter": name})) for name in ("tone", None))
     found, base = engine.forward([Chunk(toned, tokens[:30], 30), Chunk(bare, tokens[:30], 30)])

@@ -13,7 +13,6 @@ pytest.importorskip("mlx.core")
 import mlx_models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.engine import MlxEngine
-from edgekit_mlx.refusals import refuse_plan
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.device.load import load_profile
@@ -66,11 +65,11 @@ def test_one_layer_eviction_leaves_no_trace() -> None:
 def test_a_window_is_refused_where_scores_depend_on_positions() -> None:
     made = mlx_models.made("hunyuan")
     engine = MlxEngine(made.plan, made.files)
-    assert not engine.abilities.can_evict
+    assert not engine.capabilities.can_evict
     engine.close()
     plan = made.plan.model_copy(update={"cache": KVEvictionPolicy.of(32, 4)})
-    with pytest.raises(Unsupported, match="a window of 32 tokens is not supported for hunyuan_v1_dense"):
-        refuse_plan(plan, made.weights)
+    with pytest.raises(Unsupported, match="a window of tokens is not supported for hunyuan_v1_dense"):
+        MlxTarget().check(plan)
 
 
 def test_offers_pass_target_suite() -> None:

@@ -23,7 +23,6 @@ from edgekit_mlx.decoder import Run
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
 from edgekit_mlx.memory import Preparation, wired_limit
-from edgekit_mlx.offers import offers
 from edgekit_mlx.worker import MlxThread
 
 from edgekit.contracts.engine import Chunk
@@ -88,7 +87,7 @@ def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyP
     """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
     monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
     engine, tokens = opened(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
-    assert engine.abilities.exact == "on_request" and engine.abilities.kv_bits[0] == 16
+    assert engine.capabilities.exact == "on_request" and engine.capabilities.kv_bits[0] == 16
     state = engine.start(engine.plan.storage)
     found = mlx_models.fed(engine, state, tokens, [5])
     run = Run(state.caches, state.length, state.next_position, 1, {}, 0)
@@ -174,10 +173,10 @@ def test_states_of_several_widths_decode_together() -> None:
 def test_exit_equals_first_layers_and_head() -> None:
     made, tokens = mlx_models.made("qwen3"), mlx_models.tokens_of(20)
     engine = opened("qwen3")
-    assert engine.abilities.exits == (1, 2)
+    assert engine.capabilities.exits == (1, 2)
     import torch
 
-    for leave in engine.abilities.exits:
+    for leave in engine.capabilities.exits:
         state = engine.start(engine.plan.storage)
         found = engine.forward([Chunk(state, tokens, 20, leave)])[0]
         state.close()
@@ -245,7 +244,7 @@ def test_decoding_writes_caches_in_place() -> None:
 def test_weight_bytes_equal_plan(recipe: str) -> None:
     made = mlx_models.made("llama", recipe)
     cpu = load_profile("laptop-x86-8gb").model_copy(update={"targets": {"mlx": ("cpu",)}})
-    offer = next(offer for offer in offers(made.plan.model, cpu) if offer.recipe.name == recipe)
+    offer = next(offer for offer in MlxTarget().offers(made.plan.model, cpu) if offer.recipe.name == recipe)
     before = mx.get_active_memory()
     engine = MlxEngine(made.plan, made.files)
     taken = mx.get_active_memory() - before
@@ -273,7 +272,7 @@ def test_metal_plan_runs_on_cpu_with_a_note() -> None:
     made = mlx_models.made("llama", "s4-g32", backend="metal", kv_bits=16)
     engine = MlxTarget().open(made.plan, made.files)
     assert engine.notes == ("made for Metal and run on the CPU in float32: for checking, not for speed",)
-    assert engine.abilities.kv_bits == (32, 16) and engine.abilities.exact == "always"
+    assert engine.capabilities.kv_bits == (32, 16) and engine.capabilities.exact == "always"
     tokens = mlx_models.tokens_of(60)
     found = mlx_models.fed(engine, engine.start(mlx_models.storage(engine, 32)), tokens, [20])
     engine.close()
@@ -370,7 +369,7 @@ def test_mlx_errors_become_target_failed() -> None:
 )
 def test_kv_bits_need_a_dividing_group(family: str, bits: tuple[int, ...]) -> None:
     model = mlx_models.made(family).plan.model
-    found = {offer.kv_bits for offer in offers(model, load_profile("macbook-m4-16gb"))}
+    found = {offer.capabilities.kv_bits for offer in MlxTarget().offers(model, load_profile("macbook-m4-16gb"))}
     assert found == {bits}
     if 8 not in bits:
         engine = opened(family)
@@ -380,7 +379,7 @@ def test_kv_bits_need_a_dividing_group(family: str, bits: tuple[int, ...]) -> No
 
 
 def test_native_formats_are_offered_last() -> None:
-    found = list(offers(mlx_models.made("llama").plan.model, load_profile("macbook-m4-16gb")))
+    found = list(MlxTarget().offers(mlx_models.made("llama").plan.model, load_profile("macbook-m4-16gb")))
     native = [offer.recipe.name for offer in found if offer.recipe.is_native()]
     assert [offer.recipe.name for offer in found][-len(native) :] == native and "mxfp4" in native
     assert all("instead of the neutral weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
@@ -389,6 +388,6 @@ def test_native_formats_are_offered_last() -> None:
 
 def test_offer_notes_windows_that_mlx_lm_ignores() -> None:
     model = mlx_models.made("gemma2").plan.model
-    notes = " ".join(next(iter(offers(model, load_profile("macbook-m4-16gb")))).notes)
+    notes = " ".join(next(iter(MlxTarget().offers(model, load_profile("macbook-m4-16gb")))).notes)
     assert "opened without edgekit: mlx-lm's gemma2 ignores the window of 12 tokens" in notes
     assert models.FAMILIES["gemma2"][1]["sliding_window"] == 12

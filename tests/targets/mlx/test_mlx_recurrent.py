@@ -16,6 +16,7 @@ import family_models as models
 import mlx.core as mx
 import mlx_models
 import recurrent_checks as checks
+from edgekit_mlx import MlxTarget
 from edgekit_mlx.convolution import Carry
 from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.engine import MlxEngine
@@ -130,7 +131,7 @@ def test_state_bytes_equal_the_plan(made: RecurrentModel) -> None:
     assert "of 2 recurrent layers" in "\n".join(explain(made.plan))
     facts = offer(made.plan.model, "cpu", made.plan.recipe).memory
     engine = made.open()
-    for bits in engine.abilities.kv_bits:
+    for bits in engine.capabilities.kv_bits:
         storage = mlx_models.storage(engine, bits)
         state = engine.start(storage)
         assert state.bytes == cache_bytes(made.plan.model, storage.capacity_tokens, bits, facts)
@@ -138,9 +139,9 @@ def test_state_bytes_equal_the_plan(made: RecurrentModel) -> None:
     engine.close()
 
 
-def test_exits_are_refused_by_name(made: RecurrentModel, tmp_path: Path) -> None:
+def test_exits_are_refused_by_name(made: RecurrentModel) -> None:
     with pytest.raises(Unsupported, match="exits are not supported with the recurrent layers of"):
-        export(made.plan.model_copy(update={"exits": (1,)}), made.weights, tmp_path, models.quiet)
+        MlxTarget().check(made.plan.model_copy(update={"exits": (1,)}))
 
 
 def test_a_long_prompt_holds_few_memories() -> None:

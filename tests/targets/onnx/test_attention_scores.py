@@ -62,7 +62,7 @@ def test_scoring_leaves_a_state_as_it_is(llama: OnnxModel) -> None:
     for token in tokens:
         engine.forward([Chunk(state, [token], 1)])
     before = state.save(0, 40)
-    scores = {name: state.scores(name, 4, tokens[-16:]) for name in engine.abilities.scorers}
+    scores = {name: state.scores(name, 4, tokens[-16:]) for name in engine.capabilities.scorers}
     assert (state.position, state.length) == (40, 40)
     for one, other in zip(before.arrays, state.save(0, 40).arrays, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -77,14 +77,14 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: OnnxModel) 
         engine = llama.open(policy=policy)
         state = engine.start(engine.plan.storage)
         engine.forward([Chunk(state, [5, 6, 7], 0)])
-        assert engine.abilities.scorers == scorers_for(CACHE)
-        assert engine.abilities.scorers_on_request == scorers_for(ATTENTION)
+        assert engine.capabilities.scorers == scorers_for(CACHE)
+        assert engine.capabilities.scorers_on_request == scorers_for(ATTENTION)
         assert state.table.attention is None
         with pytest.raises(Unsupported, match="no attention to score by snapkv"):
             state.scores("snapkv", 0, [7])
         engine.close()
     engine = llama.open(policy=BY_ATTENTION)
-    assert engine.abilities.scorers == scorers_for(CACHE, ATTENTION)
+    assert engine.capabilities.scorers == scorers_for(CACHE, ATTENTION)
     engine.close()
 
 

@@ -114,9 +114,7 @@ def test_unsupported_calls_of_an_encoder_are_refused_by_name(exact: Path, bert: 
         with pytest.raises((Unsupported, DoesNotFit), match=r"encoder|nothing to offer"):
             make_plans(str(bert), [DEVICE], PlanRequest(target=name, recipe=named_recipe("s8")))
     with pytest.raises(Unsupported, match="encoder"):
-        load_target("executorch").export(
-            plan.model_copy(update={"target": "executorch", "backend": "xnnpack"}), None, tmp_path, lambda *_: None
-        )
+        load_target("executorch").check(plan.model_copy(update={"target": "executorch", "backend": "xnnpack"}))
     for recipe, options in (("s8", {"method": "gptq", "calibrate": "default"}), ("balanced", {})):
         with pytest.raises(Unsupported, match="is an encoder, which is rounded to the nearest"):
             edgekit.quantize(str(bert), RECIPES[recipe], tmp_path / "out", **options)

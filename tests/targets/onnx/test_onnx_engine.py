@@ -96,7 +96,7 @@ def test_batched_decode_equals_single_decode(llama: OnnxModel) -> None:
 def test_exit_runs_lower_layers_only(llama: OnnxModel) -> None:
     engine = llama.open(exact=True)
     text = list(models.tokens_of(12))
-    assert engine.abilities.exits == (1, 2)
+    assert engine.capabilities.exits == (1, 2)
     state = engine.start(engine.plan.storage)
     full = engine.forward([Chunk(state, text, 1)])[0]
     state.rewind(1)
@@ -157,14 +157,14 @@ def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch
 def test_exact_mode_on_arm64_refuses_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
     made = onnx_model("lfm2", "s4-g32", FAST)
-    assert made.open().abilities.exact == "never"
+    assert made.open().capabilities.exact == "never"
     with pytest.raises(Unsupported, match="recurrent part of this model's layers does not allow"):
         made.open(exact=True)
 
 
 def test_exact_mode_with_sixteen_bit_keys_is_refused() -> None:
     made = onnx_model("llama", "s4-g32", FAST, kv_bits=16)
-    assert made.open().abilities.exact == "never"
+    assert made.open().capabilities.exact == "never"
     with pytest.raises(Unsupported, match="32 or 8 bits"):
         made.open(exact=True)
 

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
 from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
@@ -73,16 +73,16 @@ def test_default_mode_equals_up_to_rounding(family: str) -> None:
     check_engine(made.open, exact=False, tolerance=1e-4, sequences=40)
 
 
-def test_experts_in_recurrent_layers_refuse_floats_and_exact_mode(tmp_path: Path) -> None:
+def test_experts_in_recurrent_layers_refuse_floats_and_exact_mode() -> None:
     made = mixture("lfm2_moe")
     with pytest.raises(Unsupported, match="exact mode feeds one token a call"):
         made.open(exact=True)
     floats = made.plan.model_copy(update={"recipe": named_recipe("float32")})
     with pytest.raises(Unsupported, match="the experts of lfm2_moe in floats are not supported"):
-        export(floats, made.weights, tmp_path, models.quiet)
+        OnnxTarget().check(floats)
 
 
-def test_experts_that_the_operator_cannot_hold_are_refused(tmp_path: Path) -> None:
+def test_experts_that_the_operator_cannot_hold_are_refused() -> None:
     eight, four = Format(kind="s8"), Format(kind="s4", group=32)
     mixed = Recipe(name="mixed", rules=(Rule(pattern="*.experts.3.*", format=eight), Rule(pattern="*", format=four)))
     made = mixture("mixtral")
@@ -97,7 +97,7 @@ def test_experts_that_the_operator_cannot_hold_are_refused(tmp_path: Path) -> No
         if plan.backend == "cuda":
             plan = plan.model_copy(update={"storage": plan.storage.model_copy(update={"kv_bits": 16})})
         with pytest.raises(Unsupported, match=reason):
-            export(plan, made.weights, tmp_path, models.quiet)
+            OnnxTarget().check(plan)
 
 
 def without_sinks(node: Any) -> bool:

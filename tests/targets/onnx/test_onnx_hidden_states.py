@@ -11,12 +11,11 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import family_models as models
 import onnx
 from eagle3_heads import torch_features, write_head
-from edgekit_onnx import runner
+from edgekit_onnx import OnnxTarget, runner
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.export import EXACT, FAST
 from onnx_models import OnnxModel, onnx_model
 
 from edgekit.contracts.engine import Chunk
@@ -47,7 +46,7 @@ def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monke
     made = with_head(tmp_path, "llama", EXACT)
     engine = made.open()
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
-    wide, narrow = (np.empty((20, engine.abilities.feature_width), np.float32) for _ in range(2))
+    wide, narrow = (np.empty((20, engine.capabilities.feature_width), np.float32) for _ in range(2))
     for bits, hidden in ((32, wide), (kv_bits, narrow)):
         state = engine.start(STORAGE.model_copy(update={"kv_bits": bits}))
         engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
@@ -66,7 +65,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, ex
     made = with_head(tmp_path, family, EXACT, exits=exits)
     engine = made.open()
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
-    hidden = np.empty((20, engine.abilities.feature_width), np.float32)
+    hidden = np.empty((20, engine.capabilities.feature_width), np.float32)
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
     engine.forward([Chunk(state, tokens[16:], 4, features=hidden[16:])])
@@ -113,4 +112,4 @@ def test_cuda_refuses_a_head_by_name(tmp_path: Path) -> None:
     made = with_head(tmp_path, "llama", FAST)
     plan = made.plan.model_copy(update={"backend": "cuda", "storage": KVCacheConfig(capacity_tokens=128, kv_bits=16)})
     with pytest.raises(Unsupported, match="on the CPU alone; leave out --drafter"):
-        export(plan, made.weights, tmp_path / "cuda", models.quiet)
+        OnnxTarget().check(plan)

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 import family_models as models
+from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.kernels import DISABLES_KLEIDIAI, KLEIDIAI, MLAS, arm_kernels
-from edgekit_onnx.offers import offers
 from edgekit_onnx.sessions import options
 
 from edgekit.contracts.recipe import named_recipe
@@ -53,6 +53,6 @@ def test_exact_mode_is_refused_with_kleidiai(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("device", ["raspberry-pi-5-8gb", "laptop-x86-16gb"])
 def test_plan_notes_the_kernels_of_a_device(device: str) -> None:
-    notes = {offer.recipe.name: offer.notes for offer in offers(MODEL, load_profile(device))}
+    notes = {offer.recipe.name: offer.notes for offer in OnnxTarget().offers(MODEL, load_profile(device))}
     assert any("KleidiAI" in note for note in notes["s4-g32"]) == (device == "raspberry-pi-5-8gb")
     assert notes["s8"] == notes["float32"] == ()

@@ -55,9 +55,9 @@ CHOSEN = models.EXPERTS.keys() | models.HYBRID_EXPERTS.keys()
 def test_logits_of_every_width_are_close(family: str) -> None:
     """Prefill in pieces beyond declared windows, then decode token by token."""
     engine = onnx_model(family).open()
-    assert engine.abilities.kv_bits == (32, 16, 8)
+    assert engine.capabilities.kv_bits == (32, 16, 8)
     tokens, said = list(models.tokens_of(40)), {}
-    for bits in engine.abilities.kv_bits:
+    for bits in engine.capabilities.kv_bits:
         state = engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=bits))
         parts = [tokens[:16], tokens[16:29], *([token] for token in tokens[29:])]
         said[bits] = np.concatenate([engine.forward([Chunk(state, part, len(part))])[0] for part in parts])
@@ -150,7 +150,7 @@ def test_artifact_without_steps_refuses_int8_kv(tmp_path: Path) -> None:
     made = onnx_model("llama").copied(tmp_path)
     (made.files / STEPS_FILE).unlink()
     engine = made.open()
-    assert engine.abilities.kv_bits == (32, 16)
+    assert engine.capabilities.kv_bits == (32, 16)
     with pytest.raises(Unsupported, match="8-bit keys and values"):
         engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=8))
     engine.close()
@@ -270,6 +270,6 @@ def test_graph_is_changed_once(llama: OnnxModel, change: Callable[[bytes], bytes
 def test_an_artifact_planned_with_16_bits_opens_with_8() -> None:
     made = onnx_model("llama", kv_bits=16)
     engine = made.open()
-    assert engine.abilities.kv_bits == (16, 8)
+    assert engine.capabilities.kv_bits == (16, 8)
     check_engine(lambda: made.open(kv_bits=16), exact=False, tolerance=5e-3, sequences=10)
     engine.close()

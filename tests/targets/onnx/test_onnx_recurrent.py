@@ -12,10 +12,9 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import family_models as models
 import recurrent_checks as checks
 from configs import QWEN_35_SMALL
-from edgekit_onnx import runner
+from edgekit_onnx import OnnxTarget, runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from edgekit_onnx.offers import offer
@@ -68,7 +67,7 @@ def test_default_mode_equals_up_to_rounding(
 
     def narrow() -> Any:
         engine = made.open()
-        engine.abilities = engine.abilities.model_copy(update={"kv_bits": (kv_bits,)})
+        engine.capabilities = engine.capabilities.model_copy(update={"kv_bits": (kv_bits,)})
         return engine
 
     check_engine(narrow, exact=False, tolerance=1e-5 if kv_bits == 32 else 0.1, sequences=40)
@@ -102,7 +101,7 @@ def test_segments_with_wrong_checkpoints_or_tokens_are_refused(made: RecurrentMo
     segment = state.save(0, 10)
     places = sorted(segment.checkpoints)
     assert places == [*range(made.spacing, 10, made.spacing), 10]
-    segment.arrays[0][0, 3] = engine.abilities.vocabulary
+    segment.arrays[0][0, 3] = engine.capabilities.vocabulary
     segment.write(tmp_path / "tokens")
     with pytest.raises(DamagedArtifact, match="outside the vocabulary"):
         engine.read_segment(tmp_path / "tokens")
@@ -139,9 +138,9 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
     assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
 
 
-def test_exits_and_cuda_are_refused_by_name(made: RecurrentModel, tmp_path: Path) -> None:
+def test_exits_and_cuda_are_refused_by_name(made: RecurrentModel) -> None:
     for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
         plan = made.plan.model_copy(update=change)
         storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage
-        with pytest.raises(Unsupported, match=f"{word}.* recurrent layers of"):
-            export(plan.model_copy(update={"storage": storage}), made.weights, tmp_path, models.quiet)
+        with pytest.raises(Unsupported, match=f"{word}.* layers of"):
+            OnnxTarget().check(plan.model_copy(update={"storage": storage}))

@@ -12,9 +12,10 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
+from edgekit_onnx import OnnxTarget
 from edgekit_onnx.audit import audit
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import FAST, export
+from edgekit_onnx.export import FAST
 from edgekit_onnx.prepacking import pack
 from onnx_models import OnnxModel, onnx_model
 from recurrent_checks import check_batch_of_eight
@@ -116,9 +117,9 @@ def test_a_second_table_of_other_sizes_is_refused(made: OnnxModel) -> None:
         OnnxEngine(made.plan.model_copy(update={"model": smaller}), made.files)
 
 
-def test_exits_and_cuda_are_refused_by_name(made: OnnxModel, tmp_path: Path) -> None:
+def test_exits_and_cuda_are_refused_by_name(made: OnnxModel) -> None:
     for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
         plan = made.plan.model_copy(update=change)
         storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage
         with pytest.raises(Unsupported, match=f"{word}.* the layers of gemma4_text"):
-            export(plan.model_copy(update={"storage": storage}), made.weights, tmp_path, models.quiet)
+            OnnxTarget().check(plan.model_copy(update={"storage": storage}))

@@ -1,0 +1,106 @@
+"""What this target can do with a model, and the models and recipes that it refuses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from edgekit.contracts.capabilities import Capabilities, Feature
+from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recurrent import checkpoint_tokens, is_recurrent
+from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
+from edgekit.model.spec import ModelSpec
+
+MOST_TAPS = 8  # taps of a convolution, each of which takes three nodes
+MOST_KEY_DIM = 1024  # key size of a delta rule, which writes that many numbers into the graph
+_LEAST_BLOCK = 16  # values of an expert's row that share a scale
+KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
+
+
+@lru_cache(maxsize=256)
+def capabilities(model: ModelSpec, backend: str) -> Capabilities:
+    """Return what a backend can do with the model."""
+    if model.encoder:
+        return _of_encoder(model, backend)
+    on_cpu = backend == "cpu"
+    features: set[Feature] = {"evictions", "adapters"}
+    features |= (
+        {"encoders", "recurrent layers", "experts", "per-layer embeddings", "drafting heads"} if on_cpu else set()
+    )
+    if not is_recurrent(model) and not model.layer_scalars:
+        features.add("exits")
+    on_the_cpu = "supported on the CPU alone; plan for cpu"
+    return Capabilities(
+        vocabulary=model.vocab_size,
+        kv_bits=KV_BITS[backend],
+        features=frozenset(features),
+        why_not={
+            "encoders": f"{model.name} is an encoder, which runs on the CPU here; plan for cpu",
+            "recurrent layers": f"the recurrent layers of {model.family} are {on_the_cpu}",
+            "experts": f"the experts of {model.family} are {on_the_cpu}",
+            "per-layer embeddings": f"the layers of {model.family} are {on_the_cpu}",
+            "exits": f"exits with the layers of {model.family} are not supported; plan without --exit",
+            "drafting heads": "hidden states for a drafting head are given on the CPU alone; leave out --drafter",
+        },
+        can_save_evicted=not is_recurrent(model),
+        scorers=scorers_for(CACHE, ATTENTION) if gives_attention(model, backend) else scorers_for(CACHE),
+        kv_layers=model.storing_layers if on_cpu else (),
+        checkpoint_tokens=checkpoint_tokens(model),
+        hidden_size=model.hidden_size if on_cpu else None,
+        exact="on_request",
+    )
+
+
+def _of_encoder(model: ModelSpec, backend: str) -> Capabilities:
+    return Capabilities(
+        vocabulary=model.vocab_size,
+        kv_bits=(32,),
+        features=frozenset({"encoders"} if backend == "cpu" else ()),
+        why_not={
+            "encoders": f"{model.name} is an encoder, which runs on the CPU here; plan for cpu",
+            "exits": "an encoder has no exits; plan without --exit",
+            "adapters": "an encoder takes no adapters; plan without --adapter-rank",
+        },
+        max_rewind=0,
+        can_save=False,
+        hidden_size=model.vector_size,
+        generates=False,
+        classifies=bool(model.encoder and model.encoder.classifier),
+        exact="never",
+    )
+
+
+def gives_attention(model: ModelSpec, backend: str) -> bool:
+    """Return True if attention's weights can be read: on the CPU, from states that can go back a few tokens."""
+    return backend == "cpu" and model.encoder is None and not is_recurrent(model)
+
+
+def refusal(model: ModelSpec, recipe: Recipe) -> str | None:
+    """Return the reason why the model cannot be exported in this recipe; None if it can."""
+    if recipe.is_native():
+        return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+    if model.activation not in ("silu", "gelu_tanh", "gelu"):
+        return f"activation {model.activation} is not supported; plan for another target"
+    rules = [layer.delta_rule for layer in model.layers if layer.delta_rule]
+    if max([*(layer.conv_taps or 0 for layer in model.layers), *(rule.taps for rule in rules)]) > MOST_TAPS:
+        return f"convolutions over more than {MOST_TAPS} tokens are not supported; plan for another target"
+    if any(rule.key_dim > MOST_KEY_DIM for rule in rules):
+        return f"linear attention with keys of more than {MOST_KEY_DIM} values is not supported"
+    return _refuse_experts(model, recipe)
+
+
+@lru_cache(maxsize=256)
+def _refuse_experts(model: ModelSpec, recipe: Recipe) -> str | None:
+    if model.experts is None:
+        return None
+    if model.activation != "silu":
+        return f"experts with the activation {model.activation} are not supported; plan for another target"
+    formats = {recipe.format_of(tensor) for tensor in model.tensors() if tensor.role == "expert"}
+    kinds = sorted({"float" if each.is_float else each.kind for each in formats})
+    if len(kinds) > 1:
+        return f"experts in {' and '.join(kinds)} at once are not supported; give all of them one format"
+    if kinds == ["float"] and model.experts.scoring != "softmax":
+        return f"the experts of {model.family} in floats are not supported; choose an s4 or s8 recipe"
+    sizes = (model.hidden_size, model.experts.intermediate_size)
+    if kinds != ["float"] and any(size % _LEAST_BLOCK for size in sizes):
+        return f"integers of experts need sizes that are multiples of {_LEAST_BLOCK}, not {sizes}; choose float32"
+    return None
