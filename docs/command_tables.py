@@ -15,6 +15,7 @@ import click
 from edgekit import plugins
 from edgekit.cli import command
 from edgekit.contracts.capabilities import Feature
+from edgekit.contracts.recipe import RECIPES
 from edgekit.model.parts import Layer
 from edgekit.testing import fake_model
 
@@ -69,7 +70,7 @@ def _features() -> str:
     for name in TARGETS:
         target = plugins.load_target(name)
         for backend in target.backends:
-            able = target.capabilities(model, backend, model.max_positions)
+            able = target.capabilities(model, RECIPES["float32"], backend, model.max_positions)
             marks = ["yes" if feature in able.features else "" for feature in features]
             bits, exact = ", ".join(map(str, able.kv_bits)), able.exact.replace("_", " ")
             rows.append(f"| {name} {backend} | {' | '.join(marks)} | {bits} | {exact} |")

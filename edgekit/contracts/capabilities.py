@@ -46,6 +46,7 @@ class Capabilities(Frozen):
     vocabulary: int
     kv_bits: tuple[int, ...]  # widths of the cache, best first
     narrowest: str = ""  # why there is no narrower one
+    refusal: str | None = None  # why it cannot run the model in this recipe, with the cure
     features: frozenset[Feature] = frozenset({"evictions"})
     why_not: Mapping[Feature, str] = {}  # the reason for a missing feature and the cure, where it is the target's own
     max_states: int = MOST_STATES
@@ -99,7 +100,7 @@ class Capabilities(Frozen):
 
 
 def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
-    """Return the reason why a backend cannot run the model, whatever is planned with it; None if it can."""
+    """Return the reason why a backend cannot run the model, in any recipe; None if it can."""
     needed: dict[Feature, bool] = {
         "encoders": model.encoder is not None,
         "recurrent layers": is_recurrent(model),
@@ -112,7 +113,7 @@ def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
 def plan_refusal(plan: Plan, able: Capabilities) -> str | None:
     """Return the reason why a backend cannot run the plan; None if it can."""
     model, bits, layers = plan.model, plan.storage.kv_bits, len(plan.model.layers)
-    if reason := model.exportable or model_refusal(model, able):
+    if reason := model.exportable or model_refusal(model, able) or able.refusal:
         return reason
     if bits not in able.kv_bits:
         known = " or ".join(map(str, able.kv_bits))

@@ -38,8 +38,13 @@ class Offer(Frozen):
     # Exporting a random model takes seconds, so the engine can be timed on `this`. Once timed, its speed decides
     # between targets, even if `only_by_name`.
     can_be_timed: bool = False
-    refusal: str | None = None  # why it cannot be chosen, with the fix; such an offer is only listed
+    unavailable: str | None = None  # why it cannot run on this device, with the fix
     notes: tuple[str, ...] = ()  # e.g. "lowered here, never run"
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why it cannot be chosen, with the fix; such an offer is only listed."""
+        return self.unavailable or self.capabilities.refusal
 
 
 class KVRounding(Protocol):
@@ -92,23 +97,17 @@ class Target(ABC):
         return self.missing()
 
     @abstractmethod
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
-        """Return what a backend can do with the model in texts of up to `context` tokens."""
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        """Return the reason why a backend cannot hold this model in this recipe, with the cure; None if it can."""
-        return None
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
+        """Return what a backend can do with the model in this recipe, in texts of up to `context` tokens."""
 
     def check(self, plan: Plan) -> None:
         """Raise `Unsupported` unless the plan's backend can run it."""
-        model, backend, context = plan.model, plan.backend, plan.context
-        if backend not in self.backends:
+        if plan.backend not in self.backends:
             known = ", ".join(self.backends)
-            raise Unsupported(f"{self.name}: no backend {quote_short(backend)}; choose one of {known}")
-        reason = plan_refusal(plan, self.capabilities(model, backend, context))
-        reason = reason or self.refusal(model, plan.recipe, backend, context)
+            raise Unsupported(f"{self.name}: no backend {quote_short(plan.backend)}; choose one of {known}")
+        reason = plan_refusal(plan, self.capabilities(plan.model, plan.recipe, plan.backend, plan.context))
         if reason is not None:
-            raise Unsupported(f"{self.name} on {backend}: {reason}")
+            raise Unsupported(f"{self.name} on {plan.backend}: {reason}")
 
     @abstractmethod
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:

@@ -132,6 +132,9 @@ def check_chunk(chunk: Chunk, held: Held, capabilities: Capabilities) -> None:
         raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {capabilities.exits or 'none'}")
     if chunk.features is not None:
         check_features_of(chunk, capabilities)
+    most = capabilities.max_position
+    if most is not None and held.position + count > most:
+        raise InvalidInput(f"position {held.position + count} is past the last one, {most}")
     if chunk.exit_layer is None and held.deep != held.length:
         raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
     if count > held.remaining_capacity:

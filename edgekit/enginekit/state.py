@@ -17,7 +17,7 @@ from edgekit.enginekit.bookkeeping import Held
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart
 from edgekit.enginekit.recurrent import RecurrentPart, Values, empty_part
-from edgekit.errors import Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 
 
 class StateOwner(Protocol):
@@ -69,6 +69,9 @@ class StateBase(ABC):
         return 0 if self.recurrent is None else self.position - self.recurrent.position
 
     def rewind(self, count: int) -> None:
+        most = self._owner.capabilities.max_rewind
+        if most is not None and count > most:
+            raise InvalidInput(f"cannot rewind {count} tokens; this engine goes back {most} at most")
         if self.recurrent is not None and 0 <= count <= self.length:
             self.recurrent.rewind(self.position - count)
         self.held.rewind(count)

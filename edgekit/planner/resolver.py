@@ -117,7 +117,7 @@ def _offers(
         for alike in backends.values():
             if reason := model_refusal(subject.model, alike[0].capabilities):
                 any_offer = True
-                yield alike[0].model_copy(update={"refusal": reason})
+                yield alike[0].model_copy(update={"unavailable": reason})
                 continue
             for offer in _with_recipe(targets[name], subject, device, alike, request):
                 any_offer = True

@@ -6,35 +6,32 @@ evict, restore or positions changes them. With `checkpoint_tokens` it has a recu
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edgekit.common.parsing import parse_json, read_bytes, read_json
+from edgekit.common.parsing import read_json
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
-from edgekit.enginekit.bookkeeping import check_features_of
+from edgekit.enginekit.bookkeeping import check_chunk
 from edgekit.enginekit.keeping import scorers
+from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
 from edgekit.enginekit.recurrent import forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
-from edgekit.testing.fake_segment import SEGMENT_MAGIC, FakeSegment
 from edgekit.testing.fake_state import WIDTH, FakeState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import Logits, State
-    from edgekit.enginekit.recurrent import Values
 
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
 _DISTANCES = 4096
 _SCALE = 64.0
-_MAX_SEGMENT_BYTES = 64 << 20
 
 
 class FakeEngine:
@@ -111,7 +108,7 @@ class FakeEngine:
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
         spacing, tokens = self.capabilities.checkpoint_tokens, storage.capacity_tokens
-        recurrent = 0 if spacing is None else 4 * tokens + (1 + most_checkpoints(spacing, tokens)) * WIDTH * 8
+        recurrent = 0 if spacing is None else 4 * tokens + (2 + most_checkpoints(spacing, tokens)) * WIDTH * 4
         return self.layers * tokens * WIDTH * storage.kv_bits // 8 + recurrent
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
@@ -126,7 +123,7 @@ class FakeEngine:
             if len({id(state) for state in states}) < len(states):
                 raise InvalidInput("a state occurs twice in one call")
             for state, chunk in zip(states, chunks, strict=True):
-                self._check_chunk(state, chunk)
+                check_chunk(chunk, state.held, self.capabilities)
             return self._feed_all(states, chunks)
         except BaseException:
             for state in states:
@@ -146,26 +143,11 @@ class FakeEngine:
             largest = np.abs(state.values[layer, : state.length].astype(np.float32)).max(axis=1)
             yield (reach.sum(axis=0, keepdims=True) * largest).astype(np.float32)
 
-    def read_segment(self, path: Path) -> FakeSegment:
-        data = read_bytes(path, _MAX_SEGMENT_BYTES)
-        start = len(SEGMENT_MAGIC) + 4
-        if len(data) < start or not data.startswith(SEGMENT_MAGIC):
-            raise InvalidInput(f"{path}: is not a segment of this engine")
-        (size,) = struct.unpack("<I", data[len(SEGMENT_MAGIC) : start])
-        header = parse_json(data[start : start + size], str(path))
-        shape, dtype = header.get("shape"), header.get("dtype")
-        tokens = shape[1] if isinstance(shape, list) and len(shape) == 3 else None
-        if shape != [self.layers, tokens, WIDTH] or type(tokens) is not int or dtype not in ("int8", "int16"):
-            raise InvalidInput(f"{path}: a segment of shape {quote_short(shape)}, which is not this model's")
-        if len(data) - start - size != self.layers * tokens * WIDTH * np.dtype(dtype).itemsize:
-            raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
-        values = np.frombuffer(data[start + size :], dtype)
-        # Older files have neither; only a recurrent part needs them.
-        ids, kept = header.get("ids", []), header.get("checkpoints", {})
-        if not isinstance(ids, list) or not isinstance(kept, dict) or len(ids) != (tokens if self._is_recurrent else 0):
-            raise InvalidInput(f"{path}: the segment has no tokens; write it again")
-        checkpoints: dict[int, Values] = {int(at): (np.array(copy, np.float64),) for at, copy in kept.items()}
-        return FakeSegment(values.reshape(shape).copy(), str(header.get("model")), ids, checkpoints)
+    def read_segment(self, path: Path) -> KeyValues:
+        forms = {self.form(bits): self.segment_parts(bits) for bits in self.capabilities.kv_bits}
+        models = [self.key_of(adapter) for adapter in (None, *self._adapters)]
+        shapes, most = ([(WIDTH,)], _DISTANCES) if self._is_recurrent else ([], 0)
+        return read_key_values(path, models, forms, _DISTANCES, recurrent=shapes, most_checkpoints=most)
 
     def load_adapter(self, name: str, files: Path) -> int:
         """Load an adapter; `adapter.json` in `files` holds {"seed": N}."""
@@ -203,10 +185,20 @@ class FakeEngine:
             state.close()
         self.closed = True
 
-    def identity(self, storage: KVCacheConfig) -> str:
+    def key_of(self, adapter: str | None) -> str:
         """Return a text that a segment and a state must have in common."""
-        seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
-        return f"{self.seed}-{self.capabilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
+        seed = self._adapter_seeds[adapter] if adapter else None
+        return f"{self.seed}-{self.capabilities.vocabulary}-{self.layers}-{seed}"
+
+    def form(self, kv_bits: int) -> str:
+        return f"{kv_bits} bits"
+
+    def segment_parts(self, kv_bits: int) -> list[SegmentPart]:
+        tokens = [SegmentPart(1, 1, np.dtype(np.int32))] if self._is_recurrent else []
+        return tokens + [SegmentPart(1, WIDTH, np.dtype(f"i{kv_bits // 8}"))] * self.layers
+
+    def remove(self, state: FakeState) -> None:
+        self.states.remove(state)
 
     @property
     def _is_recurrent(self) -> bool:
@@ -244,30 +236,9 @@ class FakeEngine:
             chunk.features[:] = np.concatenate(
                 [outputs[layer - 1] for layer in self.capabilities.feature_layers], axis=1
             )
-        state.length += count
-        state.position += count
-        state.partial = state.partial + count if chunk.exit_layer else 0
+        state.held.append(count, all_layers=chunk.exit_layer is None)
         rows = hidden[count - chunk.num_logits :]
         return (rows if chunk.hidden else rows @ self._head / _SCALE).astype(np.float32)
-
-    def _check_chunk(self, state: FakeState, chunk: Chunk) -> None:
-        count, capabilities = len(chunk.tokens), self.capabilities
-        if not 1 <= count <= capabilities.max_chunk_tokens:
-            raise InvalidInput(f"a chunk of {count} tokens; 1 to {capabilities.max_chunk_tokens} can be fed at once")
-        if not 0 <= chunk.num_logits <= count:
-            raise InvalidInput(f"{chunk.num_logits} rows of a chunk of {count} tokens")
-        if state.length + count > state.storage.capacity_tokens:
-            raise InvalidInput(f"{count} tokens do not fit after {state.length} of {state.storage.capacity_tokens}")
-        if capabilities.max_position is not None and state.position + count > capabilities.max_position:
-            raise InvalidInput(f"position {state.position + count} is past the last one, {capabilities.max_position}")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= capabilities.vocabulary:
-            raise InvalidInput(f"a token outside the vocabulary of {capabilities.vocabulary}")
-        if chunk.exit_layer is not None and chunk.exit_layer not in capabilities.exits:
-            raise Unsupported(f"no exit after layer {chunk.exit_layer}; exits: {capabilities.exits}")
-        if chunk.features is not None:
-            check_features_of(chunk, capabilities)
-        if chunk.exit_layer is None and state.partial:
-            raise InvalidInput(f"{state.partial} tokens were fed with an early exit; rewind them first")
 
     def _check_storage(self, storage: KVCacheConfig) -> None:
         if storage.kv_bits not in self.capabilities.kv_bits:
@@ -278,8 +249,8 @@ class FakeEngine:
             raise UnknownName("adapter", storage.adapter, self._adapters)
 
     def _own_state(self, state: State) -> FakeState:
-        if not isinstance(state, FakeState) or state.engine is not self:
-            raise InvalidInput("this state belongs to another engine")
+        if not isinstance(state, FakeState) or state not in self.states:
+            raise InvalidInput("the state is closed, or belongs to another engine")
         return state
 
     def _check_open(self) -> None:

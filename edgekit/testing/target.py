@@ -45,7 +45,7 @@ class FakeTarget(Target):
     def missing(self) -> str | None:
         return None
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         features = frozenset[Feature]({"evictions", "exits", "adapters"})
         return Capabilities(vocabulary=model.vocab_size, kv_bits=(16, 8), features=features, exact="always")
 
@@ -53,7 +53,7 @@ class FakeTarget(Target):
         return RECIPES["float32"], RECIPES["s4-g32"]
 
     def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
-        able = self.capabilities(model, backend, model.max_positions)
+        able = self.capabilities(model, recipe, backend, model.max_positions)
         return Offer(target=self.name, backend=backend, recipe=recipe, capabilities=able, memory=_MEMORY, speed=_SPEED)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:

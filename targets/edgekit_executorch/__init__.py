@@ -39,15 +39,10 @@ class ExecutorchTarget(Target):
 
         return clash(versions())
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         from edgekit_executorch.capabilities import capabilities
 
-        return capabilities(model, backend)
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        from edgekit_executorch.capabilities import refusal
-
-        return refusal(model, recipe, backend)
+        return capabilities(model, recipe, backend)
 
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         from edgekit_executorch.offers import recipes

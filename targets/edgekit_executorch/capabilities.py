@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 KV_BITS = {"xnnpack": (32, 8), "coreml": (16,), "vulkan": (32,)}
 
 
-def capabilities(model: ModelSpec, backend: str) -> Capabilities:
-    """Return what a backend can do with the model."""
+def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities:
+    """Return what a backend can do with the model in this recipe."""
     on_xnnpack, family = backend == "xnnpack", model.family
     features: frozenset[Feature] = frozenset({"evictions", "exits", "drafting heads"} if on_xnnpack else ())
     lacking = "memory of a delta rule" if any(layer.delta_rule for layer in model.layers) else "convolution's inputs"
     return Capabilities(
         vocabulary=model.vocab_size,
         kv_bits=KV_BITS[backend],
+        refusal=_refusal(model, recipe, backend),
         features=features,
         why_not={
             "encoders": f"{family} is an encoder; plan for onnx on the CPU",
@@ -44,7 +45,7 @@ def capabilities(model: ModelSpec, backend: str) -> Capabilities:
     )
 
 
-def refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
+def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_native():
         return f"recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"

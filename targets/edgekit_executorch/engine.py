@@ -63,7 +63,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             f"SegmentPart(rows={rows}, width={width}, dtype={kind!r})" for rows, width, kind in self._parts
         )
         self._model_key = hashlib.sha256(f"{key} [{parts}]".encode()).hexdigest()
-        self.capabilities = capabilities(plan.model, plan.backend).narrowed(
+        self.capabilities = capabilities(plan.model, plan.recipe, plan.backend).narrowed(
             plan,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
             kv_bits=(self._program.kv_bits,),

@@ -10,7 +10,7 @@ from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe, named_recipe, weight_bytes
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
-from edgekit_executorch.capabilities import capabilities, refusal
+from edgekit_executorch.capabilities import capabilities
 from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
 
@@ -56,10 +56,9 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="executorch",
         backend=backend,
         recipe=recipe,
-        capabilities=capabilities(model, backend),
+        capabilities=capabilities(model, recipe, backend),
         memory=_memory(model, recipe, device, backend),
         speed=_LOWERED if lowered else _XNNPACK,
-        refusal=refusal(model, recipe, backend),
         notes=_notes(model, recipe, backend) if lowered else (),
     )
 

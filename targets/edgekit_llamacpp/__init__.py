@@ -41,15 +41,10 @@ class LlamaCppTarget(Target):
     def missing_to_export(self) -> str | None:
         """Return None: the file is written without llama.cpp."""
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         from edgekit_llamacpp.capabilities import capabilities
 
-        return capabilities(model, backend, context)
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        from edgekit.quant.neutral_gguf import refusal
-
-        return refusal(model, recipe, context)
+        return capabilities(model, recipe, backend, context)
 
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         from edgekit_llamacpp.offers import recipes

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from edgekit.contracts.capabilities import Capabilities, Feature
+from edgekit.contracts.recipe import Recipe
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
+from edgekit.quant.neutral_gguf import refusal
 
 MAX_SEQUENCES = 256  # beyond this, llama.cpp aborts the process
 QUANTISED_KV_HEADS = 64
 _RUNS_WINDOWS = ("gemma2", "gemma3_text")  # it keeps their windowed layers apart, and ignores windows of others
 
 
-def capabilities(model: ModelSpec, backend: str, context: int) -> Capabilities:
-    """Return what a backend can do with the model in texts of up to `context` tokens."""
+@lru_cache(maxsize=256)
+def capabilities(model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
+    """Return what a backend can do with the model in this recipe, in texts of up to `context` tokens."""
     no_evictions = _no_evictions(model, context)
     # An 8- or 4-bit cache rotates its values in blocks.
     can_quantise = all(layer.head_dim % QUANTISED_KV_HEADS == 0 for layer in model.layers)
@@ -22,6 +27,7 @@ def capabilities(model: ModelSpec, backend: str, context: int) -> Capabilities:
         # The usual width comes first.
         kv_bits=(16, 32, 8, 4) if can_quantise else (16, 32),
         narrowest="" if can_quantise else f" with heads that {QUANTISED_KV_HEADS} does not divide",
+        refusal=refusal(model, recipe, context),
         features=frozenset(features),
         why_not={
             "evictions": f"a window needs evictions, and {no_evictions}; plan without --window",

@@ -75,7 +75,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         # Frees the memory of an engine that is dropped without being closed.
         self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
         self._release.atexit = False
-        able = capabilities(plan.model, plan.backend, plan.context)
+        able = capabilities(plan.model, plan.recipe, plan.backend, plan.context)
         self.capabilities = able.narrowed(
             plan,
             kv_bits=tuple(bits for bits in able.kv_bits if bits in EXACT_BITS or not exact),

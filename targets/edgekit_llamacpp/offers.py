@@ -7,14 +7,13 @@ from functools import lru_cache
 from typing import Literal
 
 from edgekit.common.units import MIB
-from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
-from edgekit.quant.neutral_gguf import refusal, stored_bytes
+from edgekit.quant.neutral_gguf import stored_bytes
 from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.context import CELLS, OUTPUTS
 
@@ -42,6 +41,8 @@ def recipes(model: ModelSpec) -> Iterator[Recipe]:
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """Return the offer in one recipe."""
+    # Refusals that depend on the context (windows) come when the plan is known; evictions must work in any.
+    able, shortest = (capabilities(model, recipe, backend, context) for context in (model.max_positions, 1))
     notes = ["never run on macOS"] if device.os == "macos" else []
     on_gpu = backend != "cpu"
     if on_gpu:
@@ -52,12 +53,12 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="llamacpp",
         backend=backend,
         recipe=recipe,
-        capabilities=_capabilities(model, backend),
+        capabilities=able.model_copy(update={"refusal": shortest.refusal}),
         only_by_name=True,  # until it is timed together with the other engines
         can_be_timed=not on_gpu,
         memory=_on_gpu(_memory(model, recipe), device, backend) if on_gpu else _memory(model, recipe),
         speed=_GPU_SPEED if on_gpu else _SPEED,
-        refusal=_refusal(model, recipe, device),
+        unavailable=_unavailable(device),
         notes=tuple(notes),
     )
 
@@ -69,21 +70,10 @@ def _on_gpu(facts: MemoryFacts, device: DeviceProfile, backend: str) -> MemoryFa
     return facts.model_copy(update={"gpu_memory": kind, "source": f"{prior}; {facts.source}"})
 
 
-@lru_cache(maxsize=64)
-def _capabilities(model: ModelSpec, backend: str) -> Capabilities:
-    return capabilities(model, backend, model.max_positions)
-
-
-def _refusal(model: ModelSpec, recipe: Recipe, device: DeviceProfile) -> str | None:
+def _unavailable(device: DeviceProfile) -> str | None:
     if device.os == "windows":
         return "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx"
-    return _refusal_of(model, recipe)
-
-
-@lru_cache(maxsize=64)  # the same on every device of a plan
-def _refusal_of(model: ModelSpec, recipe: Recipe) -> str | None:
-    # The smallest context; refusals that depend on the context (windows) come when the plan is known.
-    return refusal(model, recipe, 1)
+    return None
 
 
 @lru_cache(maxsize=64)

@@ -49,15 +49,10 @@ class MlxTarget(Target):
     def missing_to_export(self) -> str | None:
         """Return None: the files are written without mlx."""
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         from edgekit_mlx.capabilities import capabilities
 
         return capabilities(model, on_metal=backend == "metal")
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        from edgekit_mlx.capabilities import refusal
-
-        return refusal(model)
 
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         from edgekit_mlx.offers import recipes

@@ -27,6 +27,9 @@ def capabilities(model: ModelSpec, *, on_metal: bool) -> Capabilities:
         vocabulary=model.vocab_size,
         kv_bits=(*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ())),
         narrowest="" if can_quantise else " with heads that 32 does not divide",
+        refusal=None
+        if model.family in _FAMILIES
+        else f"no family {model.family}; choose one of {', '.join(_FAMILIES)}",
         features=frozenset(features),
         why_not={
             "evictions": f"a window of tokens is not supported for {model.family}, whose scores depend on positions; "
@@ -38,10 +41,3 @@ def capabilities(model: ModelSpec, *, on_metal: bool) -> Capabilities:
         checkpoint_tokens=checkpoint_tokens(model),
         exact="on_request" if on_metal else "always",
     )
-
-
-def refusal(model: ModelSpec) -> str | None:
-    """Return the reason why the model cannot be exported; None if it can."""
-    if model.family in _FAMILIES:
-        return None
-    return f"no family {model.family}; choose one of {', '.join(_FAMILIES)}"

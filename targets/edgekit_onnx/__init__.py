@@ -54,15 +54,10 @@ class OnnxTarget(Target):
             return f"{installed[0]} is registered but cannot be imported; pip install --force-reinstall {installed[0]}"
         return None
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         from edgekit_onnx.capabilities import capabilities
 
-        return capabilities(model, backend)
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        from edgekit_onnx.capabilities import refusal
-
-        return refusal(model, recipe)
+        return capabilities(model, recipe, backend)
 
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         from edgekit_onnx.offers import recipes

@@ -13,14 +13,13 @@ from edgekit.model.spec import ModelSpec
 MOST_TAPS = 8  # taps of a convolution, each of which takes three nodes
 MOST_KEY_DIM = 1024  # key size of a delta rule, which writes that many numbers into the graph
 _LEAST_BLOCK = 16  # values of an expert's row that share a scale
-KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
 
 
 @lru_cache(maxsize=256)
-def capabilities(model: ModelSpec, backend: str) -> Capabilities:
-    """Return what a backend can do with the model."""
+def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities:
+    """Return what a backend can do with the model in this recipe."""
     if model.encoder:
-        return _of_encoder(model, backend)
+        return _of_encoder(model, recipe, backend)
     on_cpu = backend == "cpu"
     features: set[Feature] = {"evictions", "adapters"}
     features |= (
@@ -31,7 +30,8 @@ def capabilities(model: ModelSpec, backend: str) -> Capabilities:
     on_the_cpu = "supported on the CPU alone; plan for cpu"
     return Capabilities(
         vocabulary=model.vocab_size,
-        kv_bits=KV_BITS[backend],
+        kv_bits=(32, 16, 8) if on_cpu else (16,),
+        refusal=_refusal(model, recipe),
         features=frozenset(features),
         why_not={
             "encoders": f"{model.name} is an encoder, which runs on the CPU here; plan for cpu",
@@ -50,10 +50,11 @@ def capabilities(model: ModelSpec, backend: str) -> Capabilities:
     )
 
 
-def _of_encoder(model: ModelSpec, backend: str) -> Capabilities:
+def _of_encoder(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities:
     return Capabilities(
         vocabulary=model.vocab_size,
         kv_bits=(32,),
+        refusal=_refusal(model, recipe),
         features=frozenset({"encoders"} if backend == "cpu" else ()),
         why_not={
             "encoders": f"{model.name} is an encoder, which runs on the CPU here; plan for cpu",
@@ -74,7 +75,7 @@ def gives_attention(model: ModelSpec, backend: str) -> bool:
     return backend == "cpu" and model.encoder is None and not is_recurrent(model)
 
 
-def refusal(model: ModelSpec, recipe: Recipe) -> str | None:
+def _refusal(model: ModelSpec, recipe: Recipe) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_native():
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
@@ -88,7 +89,6 @@ def refusal(model: ModelSpec, recipe: Recipe) -> str | None:
     return _refuse_experts(model, recipe)
 
 
-@lru_cache(maxsize=256)
 def _refuse_experts(model: ModelSpec, recipe: Recipe) -> str | None:
     if model.experts is None:
         return None

@@ -54,7 +54,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         self._is_bert, self._masks = plan.model.is_bert, window_masks(plan.model)
         self._options, self._classifies = CallOptions("cpu"), bool(plan.model.encoder and plan.model.encoder.classifier)
         self.notes = (loaded.note,) if loaded.note else ()
-        self.capabilities = capabilities(plan.model, plan.backend).narrowed(
+        self.capabilities = capabilities(plan.model, plan.recipe, plan.backend).narrowed(
             plan, max_states=TEXTS_TOGETHER, kv_bits=(plan.storage.kv_bits,), copied_share=loaded.copied_share
         )
 

@@ -84,7 +84,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
         self._rotation = Rotation(plan.model, plan.context)
         # Only a plan whose window scores tokens by attention pays for sessions that return attention.
-        able = capabilities(plan.model, plan.backend)
+        able = capabilities(plan.model, plan.recipe, plan.backend)
         attending = tuple(name for name in scorers_for(ATTENTION) if name in able.scorers)
         self._attends = plan.cache.keep in attending
         self._loaded: AuditedArtifact = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)

@@ -10,7 +10,7 @@ from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
-from edgekit_onnx.capabilities import capabilities, refusal
+from edgekit_onnx.capabilities import capabilities
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
 
@@ -97,11 +97,11 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="onnx",
         backend=backend,
         recipe=recipe,
-        capabilities=capabilities(model, backend),
+        capabilities=capabilities(model, recipe, backend),
         can_be_timed=model.encoder is None and not cuda,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal=refusal(model, recipe) or _no_wheel(device, backend),
+        unavailable=_no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",)
         if cuda
         else planned_kernels(device.simd, recipe),

@@ -285,12 +285,12 @@ def test_executorch_keeps_own_integers(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["GPTQ", "W8A16 in groups", "Q4_0"])
 def test_executorch_refuses_unsupported_integers_by_name(case: str, tmp_path: Path) -> None:
-    from edgekit_executorch.capabilities import refusal
+    from edgekit_executorch.capabilities import capabilities
 
     model, _ = written(case, tmp_path)
     own = own_integers(open_source(model))
     assert own is not None
-    reason = str(refusal(open_source(model).spec, own.recipe, "xnnpack"))
+    reason = str(capabilities(open_source(model).spec, own.recipe, "xnnpack").refusal)
     assert reason.startswith("model.")
     assert CASES[case][3] in reason and "--recipe s8" in reason
 

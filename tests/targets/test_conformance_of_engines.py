@@ -7,8 +7,9 @@ import pytest
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.kv_segment import KeyValues
 from edgekit.errors import InvalidInput
-from edgekit.testing import CHECKS, FakeEngine, FakeSegment, FakeState, check_engine
+from edgekit.testing import CHECKS, FakeEngine, FakeState, check_engine
 from edgekit.testing.judging import Judge, opened
 
 VARIANTS = {
@@ -44,10 +45,9 @@ def test_fake_engine_passes_the_suite(options, tmp_path):
 
 
 class GapLeftOpen(FakeState):
-    def evict(self, start, stop):
-        kept = self.values[:, stop : self.length].copy()
-        super().evict(start, stop)
-        self.values[:, start : start + kept.shape[1]] = np.roll(kept, 1, axis=1)
+    def _evict(self, spans):
+        super()._evict(spans)
+        self.values[:, spans[0].start :] = np.roll(self.values[:, spans[0].start :], 1, axis=1)
 
 
 class ForgetsOneLess(FakeState):
@@ -60,13 +60,13 @@ class ForgetsOneLess(FakeState):
 class ForgetsPosition(FakeState):
     def restore(self, segment):
         super().restore(segment)
-        self.position -= 1
+        self.held.position -= 1
 
 
 class RestoresShifted(FakeState):
     def restore(self, segment):
-        assert isinstance(segment, FakeSegment)
-        super().restore(FakeSegment(np.roll(segment.values, 1, axis=2), segment.model))
+        arrays = [np.roll(array, 1, axis=2) for array in segment.arrays]
+        super().restore(KeyValues(segment.model, segment.form, segment.start, arrays))
 
 
 class RemembersDrafts(FakeState):
@@ -79,13 +79,13 @@ class RemembersDrafts(FakeState):
 
 class ReplaysFromTheStart(FakeState):
     def rewind(self, count):
-        self.recurrent._checkpoints = {0: (np.zeros(16),)}
+        self.recurrent._checkpoints = {0: (np.zeros(16, np.float32),)}
         super().rewind(count)
 
 
 class LosesCheckpoints(FakeState):
     def restore(self, segment):
-        super().restore(FakeSegment(segment.values, segment.model, segment.ids))
+        super().restore(KeyValues(segment.model, segment.form, segment.start, segment.arrays))
 
 
 class HandsOutTheTokenBefore(FakeState):

@@ -42,12 +42,9 @@ class NumpyTarget(Target):
         """Nothing can be missing: edgekit itself needs numpy."""
         return None
 
-    def capabilities(self, model: ModelSpec, backend: str, context: int) -> Capabilities:
+    def capabilities(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> Capabilities:
         """What the engine can do: windows, but no exits, adapters, or windows that keep tokens by a score."""
         return able(model)
-
-    def refusal(self, model: ModelSpec, recipe: Recipe, backend: str, context: int) -> str | None:
-        return unsupported(model)
 
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         return RECIPES["float32"], RECIPES["s8"]
@@ -69,7 +66,6 @@ class NumpyTarget(Target):
                 "on x86-64 Linux with the bundled demo model, less its weights",
             ),
             speed=_SPEED,
-            refusal=unsupported(model),
         )
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
@@ -91,7 +87,7 @@ class NumpyTarget(Target):
 
 def able(model: ModelSpec) -> Capabilities:
     """Return what the engine can do with a model; an open engine narrows it to its artifact."""
-    return Capabilities(vocabulary=model.vocab_size, kv_bits=(32,), exact="on_request")
+    return Capabilities(vocabulary=model.vocab_size, kv_bits=(32,), refusal=unsupported(model), exact="on_request")
 
 
 def unsupported(model: ModelSpec) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from configs import TINY
 from edgekit_executorch import ExecutorchTarget
-from edgekit_executorch.capabilities import refusal
+from edgekit_executorch.capabilities import capabilities
 from edgekit_executorch.export import content_key, export
 from edgekit_executorch.versions import clash
 
@@ -100,8 +100,8 @@ def test_windows_of_two_widths_are_refused() -> None:
     mixed = model.model_copy(
         update={"layers": tuple(Layer(kv_heads=1, head_dim=32, window=window) for window in (128, 256))}
     )
-    assert refusal(model, RECIPES["s4-g32"], "xnnpack") is None
-    assert "only one width" in (refusal(mixed, RECIPES["s4-g32"], "xnnpack") or "")
+    assert capabilities(model, RECIPES["s4-g32"], "xnnpack").refusal is None
+    assert "only one width" in (capabilities(mixed, RECIPES["s4-g32"], "xnnpack").refusal or "")
 
 
 def test_tied_head_takes_memory_and_no_file_bytes() -> None:

@@ -88,7 +88,7 @@ def flip_last_bit(data: bytearray) -> None:
 def test_evictions_are_refused_where_all_layers_have_windows() -> None:
     plan = llamacpp_models.made("gemma3").plan
     windowed = plan.model.model_copy(update={"layers": plan.model.layers[:5]})
-    able, unable = (capabilities(model, "cpu", 128) for model in (plan.model, windowed))
+    able, unable = (capabilities(model, plan.recipe, "cpu", 128) for model in (plan.model, windowed))
     assert able.can_evict and not unable.can_evict
     asked = plan.model_copy(update={"model": windowed, "cache": KVEvictionPolicy.of(64, 4)})
     with pytest.raises(Unsupported, match="if all layers have windows"):
