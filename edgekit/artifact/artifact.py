@@ -45,6 +45,7 @@ from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpa
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
 
+GGUF_SUFFIX = ".gguf"
 _DAY_S = 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,11 +59,18 @@ class Artifact(NamedTuple):
     folder: Path
     manifest: Manifest
     sha256: str  # of the manifest, which lists the hash of every file
-    is_sealed: bool = True  # False: the manifest is of version 1 and carries no hash of itself
+    is_sealed: bool = True  # False: the manifest carries no hash of itself (version 1), or there is none (a GGUF file)
+    weights: Path | None = None  # a GGUF file that is opened as it is; `folder` then has its converted tokenizer
+    hold: object = None  # keeps `folder` in the cache while this object exists
 
     @property
     def plan(self) -> Plan:
         return self.manifest.plan
+
+    @property
+    def files(self) -> Path:
+        """What the target opens."""
+        return self.weights or self.folder
 
     def target(self) -> Target:
         """Load the target that can open this artifact."""
@@ -175,8 +183,15 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
     return FileFact(bytes=path.stat().st_size, sha256=whole.hexdigest(), chunks=listed)
 
 
-def open_artifact(path: str | Path) -> Artifact:
-    """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
+def open_artifact(path: str | Path, context: int | None = None) -> Artifact:
+    """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine.
+
+    `context`: the longest text for which a GGUF file is planned, which is opened as it is.
+    """
+    if Path(path).suffix.lower() == GGUF_SUFFIX and Path(path).is_file():
+        from edgekit.artifact.gguf_file import open_gguf_file
+
+        return open_gguf_file(Path(path), context)
     artifact = read_manifest(path)
     verified = {"fingerprint": artifact.fingerprint()}
     if not is_marked(artifact.sha256, "verified", verified):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
+from edgekit.artifact.gguf_file import TARGET
 from edgekit.common.content_store import bounded_store
 from edgekit.contracts.installed import holds_artifact
-from edgekit.errors import InvalidInput, TargetMissing, near_names
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported, near_names
+from edgekit.model.gguf_source import is_gguf
 from edgekit.model.source import BUNDLED, DEMO_ARTIFACT, ModelSource, may_export, open_source, open_tensors
+from edgekit.plugins import load_target
 from edgekit.quant.source_files import source_hashes
 from edgekit.runtime.open_options import OpenOptions
 
@@ -39,6 +43,10 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
             )
             raise InvalidInput(f"{model}: does not exist; {hint}")
         return path
+    if is_gguf(path) and target in (None, TARGET) and load_target(TARGET).missing() is None:
+        with suppress(Unsupported):  # types that llama.cpp has no name for here: they are exported
+            click.echo(f"edgekit: {open_artifact(path, context).plan.notes[0]}", err=True)
+            return path
     if model == "demo" and _is_answered_as_shipped(context, target):
         return DEMO_ARTIFACT
     source = _opened(model)

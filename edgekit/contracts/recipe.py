@@ -20,11 +20,12 @@ from edgekit.model.tensors import Tensor
 
 NumberFormat = Literal[
     "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
-    "q4_k", "q5_k", "q6_k", "q5_0", "q5_1", "q8_0",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
 ]  # fmt: skip
 ScaleFormat = Literal["bfloat16", "float16", "float32"]
 
 GROUPS = (128, 64, 32)
+AS_IS = "as-is"  # the recipe of another tool's file
 SMOOTH = "-smooth"  # suffix of the recipes that make channels alike
 SMALL_MODEL = 300_000_000  # parameters
 _FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
@@ -39,7 +40,8 @@ _NATIVE_GROUPS: tuple[tuple[NumberFormat, int], ...] = (
 _NATIVE = {"mxfp4": (4, 8), "nvfp4": (4, 8), "affine3": (3, 32), "affine5": (5, 32), "affine6": (6, 32)}
 # llama.cpp's own: the values of a block and its bytes, scales included.
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {
-    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
+    "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "q4_0": (32, 18),
+    "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34), "iq4_nl": (32, 18), "iq4_xs": (256, 136),
 }  # fmt: skip
 # llama.cpp's choice for rows whose length is not a multiple of the block.
 _GGUF_NARROW: dict[str, NumberFormat] = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
@@ -169,6 +171,11 @@ class Recipe(Frozen):
             return self.float_format
         found = _format_for(self.rules, tensor.module)
         return self.float_format if found is None else found.fitted(tensor.shape[-1])
+
+    @property
+    def is_as_is(self) -> bool:
+        """True for the types of another tool's GGUF file, which is opened as it is."""
+        return self.name == AS_IS
 
     def is_exact(self) -> bool:
         """Return True if nothing is quantised."""

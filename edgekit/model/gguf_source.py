@@ -47,6 +47,17 @@ def open_gguf(path: Path) -> GgufModel:
         return GgufModel(stem_of(path), *_companions(shards, described))
 
 
+def file_identity(path: Path) -> str:
+    """Return a hash that changes if the file, or a further part of it, is replaced or rewritten."""
+    with _shards(path) as shards:
+        digest = hashlib.sha256()
+        for shard in shards:
+            info = shard.path.stat()
+            stamp = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
+            digest.update(f"{shard.header_sha256()} {stamp}\n".encode())
+        return digest.hexdigest()
+
+
 def open_gguf_tensors(path: Path) -> GgufTensors:
     """Open the weights of a GGUF file under Hugging Face's names. Close the result to unmap the file."""
     shards = open_shards(path)

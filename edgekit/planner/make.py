@@ -65,7 +65,7 @@ def make_plans(
         for each in devices
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
-    subject = _subject(source, neutral, own.notes if own else (), draft)
+    subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from edgekit.contracts.neutral import is_module
-from edgekit.contracts.recipe import KEEP, Format, NumberFormat, Recipe, Rule, ScaleFormat
+from edgekit.contracts.recipe import AS_IS, GGUF_BLOCKS, KEEP, Format, NumberFormat, Recipe, Rule, ScaleFormat
 from edgekit.errors import InvalidInput
 from edgekit.formats.expert_stacks import ExpertStacks
 from edgekit.formats.int_packing import IntegerFormat
@@ -61,6 +61,18 @@ def own_integers(source: ModelSource) -> OwnIntegers | None:
         keeps=_in_words([matrices[tensor.name] for tensor in modules]),
     )
     return OwnIntegers(recipe, rounded_notes(source.spec, recipe, {name: m.type for name, m in matrices.items()}))
+
+
+def as_is(source: ModelSource) -> Recipe | None:
+    """Return the recipe of a GGUF file as it is, every matrix in its own type; None if it has types without a name."""
+    kinds = {name: _FLOATS.get(matrix.type, matrix.type.lower()) for name, matrix in source.matrices.items()}
+    if not set(kinds.values()) <= {"float32", "float16", "bfloat16", *GGUF_BLOCKS}:
+        return None
+    modules = [tensor for tensor in source.spec.tensors() if tensor.name in kinds]
+    rules = tuple(
+        Rule(pattern=tensor.module, format=Format(kind=cast("NumberFormat", kinds[tensor.name]))) for tensor in modules
+    )
+    return Recipe(name=AS_IS, rules=rules, keeps=source.quantised_as or "float")
 
 
 def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:

@@ -57,7 +57,7 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         raise InvalidInput("draft and drafting exclude each other; give one")
     if options.draft is not None:
         check_draft(options.draft)
-    artifact = open_artifact(path)
+    artifact = open_artifact(path, options.context)
     if options.require_signature is not None:
         load_own(SIGNATURES)(artifact, options.require_signature)
     plan, policy, kv_config = _configured(artifact.plan, options)
@@ -75,7 +75,7 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         before, mapped_before = private_bytes_now(), mapped_data_bytes()
         planned, plan = plan, target.adapt(plan)
         _check_smallest(plan, kv_config, limit)
-        engine = target.open(planned.model_copy(update={"cache": policy}), artifact.folder, exact=options.exact)
+        engine = target.open(planned.model_copy(update={"cache": policy}), artifact.files, exact=options.exact)
         undo.callback(engine.close)
         plan = _with_capabilities(plan, engine)
         admitted = _admitted(plan, engine, policy, kv_config, limit, options)
@@ -209,7 +209,7 @@ class PredictedOpening(NamedTuple):
 @by_keyword(OpenOptions)
 def predict_opening(path: str | Path, options: OpenOptions) -> PredictedOpening:
     """Predict the memory that `open_runtime` needs with the same options, without loading anything."""
-    artifact = open_artifact(path)
+    artifact = open_artifact(path, options.context)
     plan, policy, kv_config = _configured(artifact.plan, options)
     if options.gpu_layers is not None:
         plan = plan.model_copy(update={"gpu_layers": options.gpu_layers})

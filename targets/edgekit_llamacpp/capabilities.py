@@ -27,7 +27,8 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str, context: int) -
         # The usual width comes first.
         kv_bits=(16, 32, 8, 4) if can_quantise else (16, 32),
         narrowest="" if can_quantise else f" with heads that {QUANTISED_KV_HEADS} does not divide",
-        refusal=refusal(model, recipe, context),
+        # The file of another tool is what llama.cpp makes of it.
+        refusal=None if recipe.is_as_is else refusal(model, recipe, context),
         features=frozenset(features),
         why_not={
             "evictions": f"a window needs evictions, and {no_evictions}; plan without --window",

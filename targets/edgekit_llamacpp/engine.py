@@ -23,7 +23,9 @@ from edgekit.enginekit.exactness import check_once, holds_here
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.spinning import SPINNING, spins_long
 from edgekit.errors import DamagedArtifact, Unsupported, quote_short
+from edgekit.model.gguf_source import file_identity
 from edgekit.model.lora import LoraAdapter
+from edgekit.quant.neutral_gguf import architecture_of
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.adapters import LlamaCppAdapter, load_adapter
 from edgekit_llamacpp.capabilities import capabilities
@@ -31,7 +33,7 @@ from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed
 from edgekit_llamacpp.devices import on_this_machine
 from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
 from edgekit_llamacpp.kv_blob import KVLayout
-from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file_once
+from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_as_is, check_file_once
 from edgekit_llamacpp.state import LlamaCppState
 
 if TYPE_CHECKING:
@@ -60,10 +62,11 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._library = library.load()
         plan, self._gpu, gpu_note = on_this_machine(self._library, plan)
         self.plan = plan
-        manifest = files / MANIFEST
+        as_it_is = files.is_file()  # the file of another tool
+        manifest, path = files / MANIFEST, files if as_it_is else files / WEIGHTS
         sealed = file_sha256(manifest) if manifest.exists() else None
-        has_tokenizer = check_file_once(plan, files / WEIGHTS, sealed)
-        identity = sealed or file_sha256(files / WEIGHTS)
+        has_tokenizer = check_as_is(plan, path) if as_it_is else check_file_once(plan, path, sealed)
+        identity = file_identity(path) if as_it_is else sealed or file_sha256(path)
         self._runs_on = f" gpu_layers={plan.gpu_layers} {self._gpu.description}" if self._gpu else ""
         build = f"{identity} {self._library.version} exact={exact}{self._runs_on}"
         self._model_key = hashlib.sha256(build.encode()).hexdigest()
@@ -71,7 +74,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._choice = ThreadChoice(plan.threads)
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._stop = StopFlag()
-        self._model = self._load(files / WEIGHTS)
+        self._model = self._load(path)
         # Frees the memory of an engine that is dropped without being closed.
         self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
         self._release.atexit = False
@@ -166,9 +169,13 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
     def _load(self, path: Path) -> int:
         """Map the file without its tokenizer: edgekit has its own, and llama.cpp's has had the most vulnerabilities."""
         params = self._library.llama_model_default_params()
-        overrides = (structs.Override * 2)()
+        overrides = (structs.Override * 3)()  # an empty one ends the list
         overrides[0].tag, overrides[0].key = structs.TEXT_OVERRIDE, b"tokenizer.ggml.model"
         overrides[0].value.val_str = b"none"
+        if found := architecture_of(self.plan.model):
+            # Files of other tools leave it to the tokenizer.
+            overrides[1].tag, overrides[1].key = structs.NUMBER_OVERRIDE, f"{found[0]}.vocab_size".encode()
+            overrides[1].value.val_i64 = self.plan.model.vocab_size
         params.kv_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         devices = (ctypes.c_void_p * 2)(self._gpu.pointer if self._gpu else None)  # the list ends with a null
         params.devices = ctypes.addressof(devices)

@@ -14,8 +14,10 @@ from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, EdgekitError, quote_short
 from edgekit.formats.gguf import GgufFile
+from edgekit.model.source import open_source
 from edgekit.quant import neutral_gguf
 from edgekit.quant.neutral_gguf import model_metadata, stored_types
+from edgekit.quant.own_integers import as_is
 
 WEIGHTS, MODELFILE = "model.gguf", "Modelfile"
 NO_TOKENIZER = "model.gguf holds no tokenizer, because llama.cpp has none that is equal: other programs cannot open it"
@@ -69,6 +71,8 @@ def check_file(plan: Plan, path: Path) -> bool:
     for key in metadata:
         if not key.startswith(_OWN_KEYS):
             raise _damaged(path, f"the key {quote_short(key)} belongs to no plan")
+    if plan.recipe.is_as_is:
+        raise _damaged(path, "is an artifact's file, and the plan is of another tool's")
     for name, (kind, shape) in stored_types(plan.model, plan.recipe, plan.context).items():
         stored_as = found.pop(name, None)
         if stored_as != (kind, shape):
@@ -77,6 +81,14 @@ def check_file(plan: Plan, path: Path) -> bool:
     if found:
         raise _damaged(path, f"tensor {quote_short(next(iter(found)))} belongs to no plan")
     return has_tokenizer
+
+
+def check_as_is(plan: Plan, path: Path) -> bool:
+    """Raise DamagedArtifact unless a file of another tool still describes the planned model; return True."""
+    source = open_source(path)
+    if source.spec != plan.model or as_is(source) != plan.recipe:
+        raise DamagedArtifact(f"{path}: was changed since it was planned; open it again")
+    return True
 
 
 def _damaged(path: Path, what: str) -> DamagedArtifact:

@@ -97,6 +97,6 @@ def _memory(model: ModelSpec, recipe: Recipe) -> MemoryFacts:
         reuses_for_logits=True,
         mask_bits=16,
         exact_scores=True,
-        source="the file, its 4-bit linears copied once more in the order of the kernels; buffers as llama.cpp logs "
+        source="the file, its 4-bit matrices copied once more in the order of the kernels; buffers as llama.cpp logs "
         "them on x86-64 Linux",
     )

@@ -130,7 +130,7 @@ class Override(Structure):
 
 # An empty list of devices other than the CPU: a library built for a GPU would reserve memory there without layers.
 NO_DEVICES = c_void_p()
-TEXT_OVERRIDE = 3  # LLAMA_KV_OVERRIDE_TYPE_STR
+NUMBER_OVERRIDE, TEXT_OVERRIDE = 0, 3  # LLAMA_KV_OVERRIDE_TYPE_INT, LLAMA_KV_OVERRIDE_TYPE_STR
 
 MODEL_DEFAULTS: dict[str, float | None] = {
     "devices": None, "tensor_buft_overrides": None, "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0,

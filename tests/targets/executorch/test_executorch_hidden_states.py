@@ -13,15 +13,13 @@ pytest.importorskip("executorch")
 
 import torch
 from eagle3_heads import features_of, torch_features, write_head
-from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.export import content_key
 from edgekit_executorch.layout import FORWARD, PROGRAM
 from edgekit_executorch.program import LoadedProgram
 from executorch_models import Made, apart, engine_logits, program
 from family_models import reference_of, tokens_of
 
-from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact
 from edgekit.model.head_spec import HeadSpec
 from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
@@ -81,15 +79,6 @@ def test_a_program_without_the_planned_hidden_states_is_refused(head: HeadSpec) 
     plain = program("qwen2", "s4-g32", exits=(1,))
     with pytest.raises(DamagedArtifact, match=r"hidden states after layers \[\], its plan asks for \[1, 2\]"):
         plain.open(drafter=head)
-
-
-def test_other_backends_refuse_a_head_by_name(head: HeadSpec) -> None:
-    plan = program("qwen2", "float32").plan
-    storage = KVCacheConfig(capacity_tokens=plan.storage.capacity_tokens, kv_bits=32)
-    with pytest.raises(
-        Unsupported, match="a drafting head on vulkan are not supported; plan without --drafter, or for xnnpack"
-    ):
-        ExecutorchTarget().check(plan.model_copy(update={"backend": "vulkan", "drafter": head, "storage": storage}))
 
 
 def reference(made: Made) -> Any:

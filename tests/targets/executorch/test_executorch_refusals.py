@@ -7,18 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import TINY
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.capabilities import capabilities
 from edgekit_executorch.export import content_key, export
 from edgekit_executorch.versions import clash
 
 from edgekit.contracts.plan import MemoryFacts, Plan
-from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
-from edgekit.model.families import model_from_config
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
@@ -39,60 +37,6 @@ def test_target_passes_suite() -> None:
     check_target(
         ExecutorchTarget(), [load_profile("pixel-9"), load_profile("iphone-16"), load_profile("laptop-x86-8gb")]
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"backend": "qnn"}, "no backend 'qnn'; choose one of xnnpack"),
-        (
-            {"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})},
-            "on xnnpack: kv_bits 4 .*; plan with --kv-bits 32 or 8",
-        ),
-        (
-            {"storage": fake_plan().storage.model_copy(update={"kv_bits": 8}), "backend": "vulkan"},
-            "on vulkan: kv_bits 8 .*--kv-bits 32",
-        ),
-        ({"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
-        ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
-        ({"adapter_rank": 8}, "merge the adapter"),
-        ({"recipe": NATIVE_RECIPES["mxfp4"]}, "another vendor's own format"),
-        ({"recipe": S4_THROUGHOUT}, "has a 4-bit token embedding"),
-    ],
-    ids=[
-        "unknown backend",
-        "4-bit cache",
-        "8-bit cache elsewhere",
-        "exits",
-        "exits elsewhere",
-        "adapter",
-        "native recipe",
-        "4-bit table",
-    ],
-)
-def test_unsupported_plans_are_refused(change: dict[str, object], named: str) -> None:
-    ExecutorchTarget().check(plan())
-    ExecutorchTarget().check(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
-    with pytest.raises(Unsupported, match=named):
-        ExecutorchTarget().check(plan(**change))
-
-
-@pytest.mark.parametrize(
-    ("family", "lacking"), [("lfm2", "convolution's inputs"), ("qwen3_5", "memory of a delta rule")]
-)
-def test_recurrent_layers_are_refused_by_what_is_lacking(family: str, lacking: str) -> None:
-    model = model_from_config(TINY[family], family, "config.json")
-    with pytest.raises(
-        Unsupported, match=f"recurrent layers of {model.family} .* and no {lacking}; choose onnx or mlx"
-    ):
-        ExecutorchTarget().check(plan(model=model))
-
-
-@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_moe"])
-def test_experts_are_refused_by_what_is_lacking(family: str) -> None:
-    model = model_from_config(TINY[family], family, "config.json")
-    with pytest.raises(Unsupported, match=f"experts of {family} .*no operator .* multiplies a token with the experts"):
-        ExecutorchTarget().check(plan(model=model))
 
 
 def test_windows_of_two_widths_are_refused() -> None:

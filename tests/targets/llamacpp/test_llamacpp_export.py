@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,29 +92,6 @@ def test_model_that_llamacpp_computes_differently_is_refused(family: str, named:
 def test_window_within_which_the_context_lies_is_accepted(tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", *models.FAMILIES["mistral with a window"])
     assert refusal(models.spec_of(tmp_path / "model"), named_recipe("s4-g32"), 12) is None
-
-
-PLANS: dict[str, tuple[dict[str, Any], str]] = {
-    "another backend": ({"backend": "npu"}, "choose one of cpu"),
-    "more layers on a GPU than there are": ({"backend": "cuda", "gpu_layers": 99}, "99 layers on the GPU"),
-    "exits": ({"exits": (1,)}, "exits"),
-    "a vendor's recipe": ({"recipe": named_recipe("mxfp4")}, "another vendor's own format"),
-    "too many sequences": ({"sequences": 257}, "at most 256"),
-}
-
-
-@pytest.mark.parametrize(("changed", "named"), PLANS.values(), ids=PLANS)
-def test_plan_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
-    plan = llamacpp_models.made("llama").plan.model_copy(update=changed)
-    with pytest.raises(Unsupported, match=named):
-        LlamaCppTarget().check(plan)
-
-
-def test_narrow_cache_of_narrow_heads_is_refused() -> None:
-    plan = llamacpp_models.made("llama").plan
-    narrow = plan.model_copy(update={"storage": plan.storage.model_copy(update={"kv_bits": 8})})
-    with pytest.raises(Unsupported, match="heads that 64 does not divide"):
-        LlamaCppTarget().check(narrow)
 
 
 def test_window_on_yarn_is_refused() -> None:

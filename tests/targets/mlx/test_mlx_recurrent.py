@@ -16,7 +16,6 @@ import family_models as models
 import mlx.core as mx
 import mlx_models
 import recurrent_checks as checks
-from edgekit_mlx import MlxTarget
 from edgekit_mlx.convolution import Carry
 from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.engine import MlxEngine
@@ -29,7 +28,6 @@ from edgekit.contracts import recurrent
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.enginekit import recurrent as parts
-from edgekit.errors import Unsupported
 from edgekit.model.parts import DeltaRule
 from edgekit.planner.memory import cache_bytes, explain
 from edgekit.testing import check_engine, write_adapter
@@ -137,11 +135,6 @@ def test_state_bytes_equal_the_plan(made: RecurrentModel) -> None:
         assert state.bytes == cache_bytes(made.plan.model, storage.capacity_tokens, bits, facts)
         state.close()
     engine.close()
-
-
-def test_exits_are_refused_by_name(made: RecurrentModel) -> None:
-    with pytest.raises(Unsupported, match="exits are not supported with the recurrent layers of"):
-        MlxTarget().check(made.plan.model_copy(update={"exits": (1,)}))
 
 
 def test_a_long_prompt_holds_few_memories() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import onnx
 from eagle3_heads import torch_features, write_head
-from edgekit_onnx import OnnxTarget, runner
+from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST
 from onnx_models import OnnxModel, onnx_model
@@ -21,7 +21,7 @@ from onnx_models import OnnxModel, onnx_model
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact
 from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
 
@@ -106,10 +106,3 @@ def test_a_plan_without_a_head_writes_the_graphs_as_before_and_equal_logits(tmp_
     np.testing.assert_array_equal(*logits)
     with pytest.raises(DamagedArtifact, match="has the outputs"):
         OnnxEngine(made.plan, files)
-
-
-def test_cuda_refuses_a_head_by_name(tmp_path: Path) -> None:
-    made = with_head(tmp_path, "llama", FAST)
-    plan = made.plan.model_copy(update={"backend": "cuda", "storage": KVCacheConfig(capacity_tokens=128, kv_bits=16)})
-    with pytest.raises(Unsupported, match="on the CPU alone; leave out --drafter"):
-        OnnxTarget().check(plan)

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import recurrent_checks as checks
 from configs import QWEN_35_SMALL
-from edgekit_onnx import OnnxTarget, runner
+from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from edgekit_onnx.offers import offer
@@ -26,7 +26,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
 from edgekit.device.load import load_profile
 from edgekit.enginekit import recurrent as parts
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact
 from edgekit.model.families import model_from_config
 from edgekit.planner.memory import MemoryLoad, after_opening, predict
 from edgekit.testing import check_engine
@@ -136,11 +136,3 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
     attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
     fewer = offer(attending, device, "cpu", recipe).memory
     assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
-
-
-def test_exits_and_cuda_are_refused_by_name(made: RecurrentModel) -> None:
-    for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
-        plan = made.plan.model_copy(update=change)
-        storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage
-        with pytest.raises(Unsupported, match=f"{word}.* layers of"):
-            OnnxTarget().check(plan.model_copy(update={"storage": storage}))

@@ -12,7 +12,6 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
-from edgekit_onnx import OnnxTarget
 from edgekit_onnx.audit import audit
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
@@ -24,7 +23,7 @@ from speculating import check_drafts_change_no_text
 
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.token_costs import kv_bytes
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
 from edgekit.testing import check_engine
@@ -115,11 +114,3 @@ def test_a_second_table_of_other_sizes_is_refused(made: OnnxModel) -> None:
     )
     with pytest.raises(DamagedArtifact, match="does not fit its table"):
         OnnxEngine(made.plan.model_copy(update={"model": smaller}), made.files)
-
-
-def test_exits_and_cuda_are_refused_by_name(made: OnnxModel) -> None:
-    for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
-        plan = made.plan.model_copy(update=change)
-        storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage
-        with pytest.raises(Unsupported, match=f"{word}.* the layers of gemma4_text"):
-            OnnxTarget().check(plan.model_copy(update={"storage": storage}))
