@@ -20,7 +20,7 @@ from edgekit.model.parts import Layer
 from edgekit.testing import fake_model
 
 DOCUMENTED = Path(__file__).parent / "commands"
-MODELS = DOCUMENTED.parent / "models.md"
+CONCEPTS = DOCUMENTED.parent / "concepts.md"
 TARGETS = ("onnx", "mlx", "executorch", "llamacpp")
 _PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
@@ -55,8 +55,8 @@ def pages() -> dict[Path, str]:
     ]
     index = DOCUMENTED / "index.md"
     table = "\n".join(["| command | does |", "|---|---|", *rows, ""])
-    models = _FEATURES.sub(lambda _: _features(), MODELS.read_text(), count=1)
-    return {MODELS: models, index: _LIST.sub(lambda _: table, index.read_text(), count=1), **written}
+    concepts = _FEATURES.sub(lambda _: _features(), CONCEPTS.read_text(), count=1)
+    return {CONCEPTS: concepts, index: _LIST.sub(lambda _: table, index.read_text(), count=1), **written}
 
 
 def _features() -> str:

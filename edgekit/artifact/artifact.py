@@ -45,7 +45,6 @@ from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpa
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
 
-GGUF_SUFFIX = ".gguf"
 _DAY_S = 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -183,15 +182,8 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
     return FileFact(bytes=path.stat().st_size, sha256=whole.hexdigest(), chunks=listed)
 
 
-def open_artifact(path: str | Path, context: int | None = None) -> Artifact:
-    """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine.
-
-    `context`: the longest text for which a GGUF file is planned, which is opened as it is.
-    """
-    if Path(path).suffix.lower() == GGUF_SUFFIX and Path(path).is_file():
-        from edgekit.artifact.gguf_file import open_gguf_file
-
-        return open_gguf_file(Path(path), context)
+def open_artifact(path: str | Path) -> Artifact:
+    """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
     artifact = read_manifest(path)
     verified = {"fingerprint": artifact.fingerprint()}
     if not is_marked(artifact.sha256, "verified", verified):

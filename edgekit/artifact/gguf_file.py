@@ -1,32 +1,39 @@
-"""Opens a GGUF file as it is: a plan for this machine, and the file's own types. Nothing is exported or sealed."""
+"""Opens an artifact, or a GGUF file as it is: planned for this machine, in its own types, neither packed nor sealed."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 
-from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.contracts.manifest import MANIFEST_VERSION, Manifest
 from edgekit.errors import Unsupported
-from edgekit.model.gguf_source import file_identity
-from edgekit.model.source import open_source
-from edgekit.planner.make import make_plans
-from edgekit.planner.request import PlanRequest
-from edgekit.quant.own_integers import as_is
 
+SUFFIX = ".gguf"
 TARGET = "llamacpp"  # the only one that reads GGUF
 
 
-def open_gguf_file(path: Path, context: int | None = None) -> Artifact:
-    """Return a GGUF file as an artifact that is not sealed, planned for this machine with up to `context` tokens.
+def open_file(path: str | Path, context: int | None = None) -> Artifact:
+    """Open an artifact, or a GGUF file as one that is not sealed, planned for this machine with `context` tokens.
 
-    Its header is checked as a model's is, and again when the target opens it.
+    A file's header is checked as a model's is, and again when the target opens it.
     """
-    return _opened(path, context, file_identity(path))
+    place = Path(path)
+    if place.suffix.lower() != SUFFIX or not place.is_file():
+        return open_artifact(path)
+    from edgekit.model.gguf_source import file_identity
+
+    return _opened(place, context, file_identity(place))
 
 
 @lru_cache(maxsize=16)
 def _opened(path: Path, context: int | None, identity: str) -> Artifact:
+    # An artifact needs neither planner nor quantiser.
+    from edgekit.model.source import open_source
+    from edgekit.planner.make import make_plans
+    from edgekit.planner.request import PlanRequest
+    from edgekit.quant.own_integers import as_is
+
     source = open_source(path)
     recipe = as_is(source)
     if recipe is None:

@@ -12,7 +12,7 @@ import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
-from edgekit.artifact.gguf_file import TARGET
+from edgekit.artifact.gguf_file import TARGET, open_file
 from edgekit.common.content_store import bounded_store
 from edgekit.contracts.installed import holds_artifact
 from edgekit.errors import InvalidInput, TargetMissing, Unsupported, near_names
@@ -45,7 +45,7 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
         return path
     if is_gguf(path) and target in (None, TARGET) and load_target(TARGET).missing() is None:
         with suppress(Unsupported):  # types that llama.cpp has no name for here: they are exported
-            click.echo(f"edgekit: {open_artifact(path, context).plan.notes[0]}", err=True)
+            click.echo(f"edgekit: {open_file(path, context).plan.notes[0]}", err=True)
             return path
     if model == "demo" and _is_answered_as_shipped(context, target):
         return DEMO_ARTIFACT

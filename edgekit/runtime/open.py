@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.gguf_file import open_file
 from edgekit.common.cores import usable_cores
 from edgekit.common.footprint import mapped_data_bytes, private_bytes_now
 from edgekit.common.free_memory import free_memory
@@ -57,7 +58,7 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         raise InvalidInput("draft and drafting exclude each other; give one")
     if options.draft is not None:
         check_draft(options.draft)
-    artifact = open_artifact(path, options.context)
+    artifact = open_file(path, options.context)
     if options.require_signature is not None:
         load_own(SIGNATURES)(artifact, options.require_signature)
     plan, policy, kv_config = _configured(artifact.plan, options)
@@ -209,7 +210,7 @@ class PredictedOpening(NamedTuple):
 @by_keyword(OpenOptions)
 def predict_opening(path: str | Path, options: OpenOptions) -> PredictedOpening:
     """Predict the memory that `open_runtime` needs with the same options, without loading anything."""
-    artifact = open_artifact(path, options.context)
+    artifact = open_file(path, options.context)
     plan, policy, kv_config = _configured(artifact.plan, options)
     if options.gpu_layers is not None:
         plan = plan.model_copy(update={"gpu_layers": options.gpu_layers})

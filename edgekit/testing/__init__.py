@@ -6,8 +6,7 @@ from edgekit.testing.adapters import write_adapter
 from edgekit.testing.check_engine import CHECKS, check_engine
 from edgekit.testing.check_target import check_export, check_target, check_weights
 from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
-from edgekit.testing.engine import FakeEngine
-from edgekit.testing.fake_state import FakeState
+from edgekit.testing.engine import FakeEngine, FakeState
 from edgekit.testing.target import FakeTarget, fake_artifact, fake_model, fake_plan, install_fake_target
 
 __all__ = [

@@ -73,7 +73,7 @@ def test_invalid_draft_is_refused_before_the_target_is_loaded(tmp_path: Path, dr
     made(tmp_path / "target")
     opened = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("edgekit.runtime.open.open_artifact", lambda path: opened.append(path))
+        patched.setattr("edgekit.runtime.open.open_file", lambda path, context: opened.append(path))
         with pytest.raises(InvalidInput, match="or ngram, early-exit, head, auto or off"):
             edgekit.open(tmp_path / "target", draft=draft)
     assert not opened

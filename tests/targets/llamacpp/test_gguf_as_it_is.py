@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gguf import GGMLQuantizationType
 
 import edgekit
-from edgekit.artifact.artifact import open_artifact
+from edgekit.artifact.gguf_file import open_file
 from edgekit.cli import command
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError
@@ -35,7 +35,7 @@ def test_every_family_computes_as_transformers_does(family: str, tmp_path: Path)
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path, tokens = tmp_path / "m.gguf", [1, 5, 9, 20, 31, 44, 7, 3]
     weights = gguf_files.write_family(path, family)
-    artifact = open_artifact(path, 64)
+    artifact = open_file(path, 64)
     config = transformers.AutoConfig.from_pretrained(artifact.folder)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
@@ -52,7 +52,7 @@ def test_every_family_computes_as_transformers_does(family: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", TYPES)
 def test_its_types_are_planned_as_they_are_stored(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", kind)
-    plan = open_artifact(path, 64).plan
+    plan = open_file(path, 64).plan
     assert plan.estimate.mapped_weights_bytes == pytest.approx(path.stat().st_size, rel=0.15)
     assert "opened as it is, quantised by its maker" in plan.notes[0] and "not sealed" in plan.notes[0]
     assert plan.context == 64 and plan.quality.kl == 0
@@ -75,11 +75,11 @@ def test_memory_is_admitted_as_always(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_after_planning_is_not_opened(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "Q4_0")
-    artifact = open_artifact(path, 64)
+    artifact = open_file(path, 64)
     write(path, "Q8_0")
     with pytest.raises(DamagedArtifact, match="was changed since it was planned"):
         artifact.working_target().open(artifact.plan, artifact.files)
-    assert open_artifact(path, 64).sha256 != artifact.sha256
+    assert open_file(path, 64).sha256 != artifact.sha256
 
 
 def test_a_damaged_file_is_refused_before_llama_cpp_sees_it(tmp_path: Path) -> None:
