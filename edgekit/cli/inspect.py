@@ -224,7 +224,11 @@ def _gguf_facts(path: Path) -> dict[str, Any]:
         "quantised_as": source.quantised_as,
         "files": files,
         "companions": str(source.folder),
-        "notes": [*source_notes(source.quantised_as, own.recipe if own else None), *(own.notes if own else ())],
+        "notes": [
+            *source.notes,
+            *source_notes(source.quantised_as, own.recipe if own else None),
+            *(own.notes if own else ()),
+        ],
         "tensors": rows,
     }
 

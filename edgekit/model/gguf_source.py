@@ -14,17 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekit.common.content_store import Hold
 from edgekit.common.files import home, sync_folder, write_file
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.gguf import GgufFile
-from edgekit.formats.gguf_tensors import GgufTensors, open_shards, stem_of
-from edgekit.model.gguf_config import HuggingFaceModel, huggingface_model, is_rope_tensor
+from edgekit.formats.gguf_tensors import GgufTensors, TensorView, open_shards, stem_of
+from edgekit.model.gguf_config import TOP, HuggingFaceModel, huggingface_model, is_rope_tensor
 from edgekit.model.gguf_tokenizer import token_ids, tokenizer_files
 
 SUFFIX = ".gguf"
 CONVERSION = 1  # to be raised when the same header gives other files
 _MAX_ROPE_FACTORS = 1 << 13
+_TABLES = _HEAD, _TABLE = "output.weight", "token_embd.weight"
+_COMPARED_ROWS = 256
+# The most that two roundings of a row are apart in the median, by its length: 2 bits reach 0.3, other tables 1 or more.
+_ROUNDING = 0.35
 
 
 class GgufModel(NamedTuple):
@@ -33,6 +40,7 @@ class GgufModel(NamedTuple):
     name: str
     folder: Path
     hold: Hold
+    notes: tuple[str, ...]
 
 
 def is_gguf(path: Path) -> bool:
@@ -43,8 +51,9 @@ def is_gguf(path: Path) -> bool:
 def open_gguf(path: Path) -> GgufModel:
     """Open the model of a GGUF file; given the first of several parts, of all of them."""
     with _shards(path) as shards:
-        described = _described(shards)
-        return GgufModel(stem_of(path), *_companions(shards, described))
+        described, second = _described(shards), _second_table(shards)
+        notes = () if second is None else (f"{second} is left out: it is the other table of tokens up to rounding",)
+        return GgufModel(stem_of(path), *_companions(shards, described, second), notes)
 
 
 def file_identity(path: Path) -> str:
@@ -79,8 +88,36 @@ def _shards(path: Path) -> Iterator[list[GgufFile]]:
             shard.close()
 
 
+def _second_table(shards: Sequence[GgufFile]) -> str | None:
+    """Return the coarser one of two tables of tokens that are equal up to rounding; None if there are no such two.
+
+    A converter may write the table of a tied model once more as its head, in another type.
+    """
+    stored = {name: tensor for shard in shards for name, tensor in shard.tensors.items() if name in _TABLES}
+    shapes = {tensor.shape for tensor in stored.values()}
+    if len(stored) < 2 or len(shapes) > 1 or len(shapes.pop()) != 2:
+        return None
+    one, other = (_some_rows(shards, name) for name in _TABLES)
+    scale = np.linalg.norm(one, axis=1) + np.linalg.norm(other, axis=1)
+    apart = 2 * np.linalg.norm(one - other, axis=1)[scale > 0] / scale[scale > 0]
+    if not apart.size or not np.median(apart) < _ROUNDING:
+        return None
+    return min(_TABLES, key=lambda name: stored[name].row_bytes)
+
+
+def _some_rows(shards: Sequence[GgufFile], name: str) -> NDArray[np.float32]:
+    shard = next(shard for shard in shards if name in shard.tensors)
+    count = shard.tensors[name].shape[0]
+    rows = np.linspace(0, count - 1, min(count, _COMPARED_ROWS)).astype(np.intp)
+    return shard.rows(name, rows)
+
+
 def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
+    """Return the model without its second table, whose place the finer one takes."""
     shapes = {name: tensor.shape for shard in shards for name, tensor in shard.tensors.items()}
+    second = _second_table(shards)
+    if second is not None:
+        shapes.pop(_HEAD)
 
     def read(name: str) -> list[float]:
         shard = next(shard for shard in shards if name in shard.tensors)
@@ -92,20 +129,23 @@ def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
         # The shortest decimals of the float32 values, as JSON would hold them.
         return [float(str(value)) for value in shard.rows(name)[0]]
 
-    return huggingface_model(shards[0].metadata, shapes, read, str(shards[0].path))
+    described = huggingface_model(shards[0].metadata, shapes, read, str(shards[0].path))
+    if second == _TABLE:
+        described.views[f"{TOP['token_embd']}.weight"] = TensorView(_HEAD)
+    return described
 
 
-def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> tuple[Path, Hold]:
+def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel, second: str | None) -> tuple[Path, Hold]:
     """Return the folder of a model's converted files, which is written atomically, and its hold."""
-    path = home() / "gguf" / _key(shards)
+    path = home() / "gguf" / _key(shards, second)
     while (hold := Hold.of(path)) is None:
         _write(path, _small_files(shards[0].metadata, described, str(shards[0].path)))
     return path, hold
 
 
-def _key(shards: Sequence[GgufFile]) -> str:
-    """Return the hash of the inputs of the converted files: the headers, and tensors with rope factors."""
-    digest = hashlib.sha256(f"conversion {CONVERSION}\n".encode())
+def _key(shards: Sequence[GgufFile], second: str | None) -> str:
+    """Return the hash of the inputs of the converted files: the headers, what ties tables, and rope factors."""
+    digest = hashlib.sha256(f"conversion {CONVERSION}\n{second or ''}".encode())
     for shard in shards:
         digest.update(shard.header_sha256().encode())
         for name in shard.tensors:

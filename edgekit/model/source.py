@@ -84,6 +84,7 @@ class ModelSource(NamedTuple):
     quantised_as: str | None = None  # the types of the matrices, most values first; None: they are float
     # By tensor name. Without weights: empty, or derived from the config of a quantised model.
     matrices: Mapping[str, SourceMatrix] = {}
+    notes: tuple[str, ...] = ()  # on how the file was read
     hold: object = None  # keeps `folder` in the cache while this object exists
 
     def with_weights(self) -> ModelSource:
@@ -178,7 +179,9 @@ def _open_gguf(path: Path) -> ModelSource:
     from edgekit.model.gguf_source import open_gguf  # numpy is not needed for other models
 
     opened = open_gguf(path)
-    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)._replace(hold=opened.hold)
+    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)._replace(
+        hold=opened.hold, notes=opened.notes
+    )
 
 
 def _folder_name(path: Path) -> str:

@@ -40,6 +40,7 @@ class PlanSubject(NamedTuple):
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
+    notes: tuple[str, ...] = ()  # on how the source was read
     rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded although the others keep the source's integers
 
     def head_of(self, offer: Offer) -> HeadSpec | None:

@@ -101,6 +101,7 @@ def _subject(
         draft_source=str(draft) if draft is not None else None,
         measured=read_quality_facts(source.config_sha256, source.name),
         quantised_as=None if neutral else source.quantised_as,
+        notes=source.notes,
         rounded_notes=rounded,
     )
 

@@ -271,6 +271,7 @@ def _plan(
         rejected=_rejections(subject, ranked, candidate, request, others),
         notes=(
             *_export_note(subject),
+            *subject.notes,
             *source_notes(subject.quantised_as, offer.recipe),
             *(subject.rounded_notes if offer.recipe.keeps else ()),
             *offer.notes,

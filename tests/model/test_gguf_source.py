@@ -279,3 +279,37 @@ def test_an_evaluation_names_the_quantised_reference(tmp_path: Path) -> None:
     assert found.notes == (EXACT.format("Q4_0, Q8_0"),)
     assert found.divergence is not None
     assert found.divergence.kl_mean < 1e-6
+
+
+def with_head(path: Path, table: str, head: np.ndarray, kind: str) -> np.ndarray:
+    """Write a tied model with a head beside its table; return the table's values."""
+    weights = files.random_tensors(LLAMA)
+    types = {"model.embed_tokens.weight": Type[table]}
+    more = {"output.weight": Stored(int(Type[kind]), head.shape, quantize(head, Type[kind]).tobytes())}
+    path.write_bytes(files.model_file(LLAMA, weights, types=types, more=more))
+    return weights["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize(("table", "head", "kept"), [("Q4_0", "Q8_0", "Q8_0"), ("Q8_0", "Q4_0", "Q8_0")])
+def test_of_two_tables_that_are_equal_up_to_rounding_the_finer_one_stays(
+    table: str, head: str, kept: str, tmp_path: Path
+) -> None:
+    path, values = tmp_path / "tied.gguf", files.random_tensors(LLAMA)["model.embed_tokens.weight"]
+    with_head(path, table, values, head)
+    source = open_source(path)
+    assert source.spec.tied and source.spec.parameters == sum(v.size for v in files.random_tensors(LLAMA).values())
+    left_out = "token_embd.weight" if kept == head else "output.weight"
+    assert source.notes == (f"{left_out} is left out: it is the other table of tokens up to rounding",)
+    (plan,) = make_plans(source, [DEVICE], PlanRequest(context=64))
+    assert source.notes[0] in plan.notes
+    with open_tensors(path) as tensors:
+        assert tensors.entry("model.embed_tokens.weight").dtype == kept and "lm_head.weight" not in tensors.entries
+        found = tensors.floats("model.embed_tokens.weight")
+    assert np.array_equal(found, dequantize(quantize(values, Type[kept]), Type[kept]))
+
+
+def test_another_head_stays(tmp_path: Path) -> None:
+    other = np.random.default_rng(9).standard_normal((files.VOCABULARY, 64)).astype(np.float32)
+    with_head(tmp_path / "untied.gguf", "Q8_0", other, "Q8_0")
+    source = open_source(tmp_path / "untied.gguf")
+    assert not source.spec.tied and source.notes == ()
