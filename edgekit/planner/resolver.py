@@ -101,6 +101,12 @@ def _ranked(
             if not candidate.violations:
                 passing.append(candidate)
                 break
+    unnamed = sorted({candidate.offer.target for candidate in requested if candidate.offer.only_by_name})
+    if not passing and request.target is None and unnamed:
+        # A target that is only taken by name is better than none.
+        named = [_ranked(subject, device, targets, request.model_copy(update={"target": name})) for name in unnamed]
+        taken = next((ranked for ranked in named if ranked.passing), None)
+        passing = list(taken.passing) if taken else []
     passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
     requested.sort(key=lambda candidate: _place(candidate, device))
     return RankedCandidates(device, budget, tuple(passing), tuple(requested))
