@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	@touch $@
 
 demo: .venv/.with-demo
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 .venv/.with-docs: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -83,7 +83,7 @@ fuzz: .venv/.with-dev
 # Half an hour of random requests, cancels, schemas, adapters, prefixes and reopenings on a real model.
 soak: .venv/.with-dev
 	test -d build/soak.edgekit || $(BIN)/python -m edgekit export \
-		"$$($(BIN)/python -c 'from edgekit.testing.real_models import smollm2; print(smollm2())')" \
+		"$$($(BIN)/python -c 'from examples.small_models import smollm2; print(smollm2())')" \
 		--device this --target onnx --adapter-rank 4 -o build/soak.edgekit
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.benchmarks.soak build/soak.edgekit --minutes 30
 

@@ -1,6 +1,6 @@
 """Draws docs/run_and_plan.svg, the picture of the README, from what the commands print.
 
-Run `python docs/readme_picture.py` after the output of `run` or `plan` changes; a test compares the plans. The model
+Run `python -m docs.readme_picture` after the output of `run` or `plan` changes; a test compares the plans. The model
 comes from the hub, or from the file that the tests use, where the hub cannot be reached; the picture names the hub's.
 """
 
@@ -14,7 +14,7 @@ import textwrap
 from html import escape
 from pathlib import Path
 
-from edgekit.testing.real_models import smollm2
+from examples.small_models import smollm2
 
 PICTURE = Path(__file__).parent / "run_and_plan.svg"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"

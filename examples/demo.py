@@ -14,7 +14,7 @@ from pathlib import Path
 
 import edgekit
 from edgekit.common.units import show_bytes
-from edgekit.testing.real_models import SMOLLM2, RealModelMissing, smollm2
+from examples.small_models import SMOLLM2, RealModelMissing, smollm2
 
 OUT = Path("build/demo")
 STORY = "Once upon a time there was a small robot who lived by the sea. "

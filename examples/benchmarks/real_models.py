@@ -27,8 +27,8 @@ from edgekit import plugins
 from edgekit.apps.bench.machine import Machine
 from edgekit.common.files import write_output
 from edgekit.contracts.recipe import GGUF_RECIPES, NATIVE_RECIPES, RECIPES
-from edgekit.testing.real_models import gemma3, smollm2
 from examples.benchmarks.process_memory import HighWater
+from examples.small_models import gemma3, smollm2
 
 Row = dict[str, Any]
 

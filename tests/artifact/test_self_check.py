@@ -30,7 +30,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.quant.pipeline import neutral_weights
-from edgekit.testing.real_models import gemma3, smollm2
+from examples.small_models import gemma3, smollm2
 
 pytestmark = pytest.mark.quantize
 TARGETS = [

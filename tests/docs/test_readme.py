@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import readme_picture
 
-from edgekit.testing.real_models import RealModelMissing, smollm2
+from examples.small_models import RealModelMissing, smollm2
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -75,4 +75,4 @@ def test_the_picture_shows_what_plan_prints(command: str) -> None:
     lines = readme_picture.shown(command, model())
     drawn = readme_picture.PICTURE.read_text()
     missing = [line for line in lines if line != "…" and f">{readme_picture.escape(line)}</text>" not in drawn]
-    assert missing == [], "run: python docs/readme_picture.py"
+    assert missing == [], "run: python -m docs.readme_picture"

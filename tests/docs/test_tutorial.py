@@ -12,7 +12,7 @@ from pathlib import Path
 import notebook
 import pytest
 
-from edgekit.testing.real_models import SMOLLM2, RealModelMissing, real_model
+from examples.small_models import SMOLLM2, RealModelMissing, real_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -33,7 +33,7 @@ from packaging.requirements import Requirement
 from edgekit.apps.native.wheel import make_wheel
 from edgekit.common.divergence import Pair, divergence_of
 from edgekit.errors import EdgekitError
-from edgekit.testing.real_models import RealModelMissing, smollm2
+from examples.small_models import RealModelMissing, smollm2
 
 ROOT = Path(__file__).parents[2]
 CPUS = {

@@ -16,7 +16,7 @@ import pytest
 from edgekit.common.packages import version_of
 from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source, open_tensors
-from edgekit.testing.real_models import RealModelMissing
+from examples.small_models import RealModelMissing
 
 Export = Callable[..., Path]
 

@@ -19,7 +19,7 @@ from gguf.quants import dequantize
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
-from edgekit.testing.real_models import RealModelMissing, gemma3, smollm2
+from examples.small_models import RealModelMissing, gemma3, smollm2
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

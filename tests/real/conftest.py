@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real_files import Export, edgekit, fetched, first_layers
 
-from edgekit.testing.real_models import gemma3, smollm2
+from examples.small_models import gemma3, smollm2
 
 SMOLLM2_LAYERS, GEMMA3_LAYERS = 4, 7  # Gemma's sixth layer is its first without a window
 

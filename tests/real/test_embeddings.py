@@ -13,7 +13,7 @@ from tiny_encoders import hidden_states, unit
 import edgekit
 from edgekit.artifact.artifact import read_manifest
 from edgekit.artifact.bom import bill_of_materials
-from edgekit.testing.real_models import minilm
+from examples.small_models import minilm
 
 PAIRS = 500
 TEXTS = [

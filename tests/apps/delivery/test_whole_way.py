@@ -16,7 +16,7 @@ from edgekit.artifact.sealed_adapters import ADAPTERS_FOLDER
 from edgekit.cli import command
 from edgekit.model.source import open_source
 from edgekit.testing import write_adapter
-from edgekit.testing.real_models import RealModelMissing, smollm2
+from examples.small_models import RealModelMissing, smollm2
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPT = "def add(a, b):"

