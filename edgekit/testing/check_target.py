@@ -11,7 +11,7 @@ from edgekit.contracts.target import Offer, Target
 from edgekit.errors import EdgekitError
 from edgekit.testing.check_engine import check_engine
 from edgekit.testing.judging import require
-from edgekit.testing.target import fake_model
+from edgekit.testing.plan import fake_model
 
 if TYPE_CHECKING:
     from edgekit.contracts.device import DeviceProfile

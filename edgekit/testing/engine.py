@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,22 +17,23 @@ from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.engine import CachedKV, Chunk
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
-from edgekit.enginekit.bookkeeping import check_chunk
+from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.keeping import scorers
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
-from edgekit.enginekit.recurrent import forward_in_pieces
 from edgekit.enginekit.state import StateBase
-from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
+from edgekit.errors import InvalidInput, TargetFailed, Unsupported, quote_short
+from edgekit.testing.plan import FAKE, fake_model, fake_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.contracts.engine import Logits, State
+    from edgekit.contracts.engine import Logits
     from edgekit.enginekit.recurrent import Values
 
 WIDTH = 16  # values that a layer keeps of each token
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
 _DISTANCES = 4096
+_MOST_TOKENS = 1 << 16  # that a state holds
 _SCALE = 64.0
 
 
@@ -45,8 +46,9 @@ class FakeState(StateBase):
         dtype = np.int8 if storage.kv_bits == 8 else np.int16
         self.values = np.zeros((engine.layers, storage.capacity_tokens, WIDTH), dtype)
         self.sums = np.zeros(WIDTH)  # the recurrent part
-        if engine.capabilities.checkpoint_tokens is not None:
-            self.start_recurrent(engine.capabilities.checkpoint_tokens, [(WIDTH,)])
+
+    def start_recurrent(self, spacing: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().start_recurrent(spacing, [(WIDTH,)])
 
     @property
     def _can_save_evicted(self) -> bool:
@@ -89,8 +91,25 @@ class FakeState(StateBase):
         self.sums = values[0].astype(np.float64)
 
 
-class FakeEngine:
+class FakeAdapter(NamedTuple):
+    """An adapter made from `seed`: what it adds to the embeddings."""
+
+    seed: int
+    values: NDArray[np.float64]
+
+    @property
+    def sha256(self) -> str:
+        return str(self.seed)
+
+    @property
+    def bytes(self) -> int:
+        return self.values.nbytes
+
+
+class FakeEngine(EngineBase[FakeState, FakeAdapter]):
     """A model made from `seed`; with one layer, evictions leave no trace."""
+
+    target = FAKE
 
     def __init__(
         self,
@@ -111,8 +130,8 @@ class FakeEngine:
         gives_kv: bool = True,
         threads: int | None = None,
     ) -> None:
-        self.layers, self.seed, self.threads = layers, seed, threads
-        self.notes: tuple[str, ...] = ()
+        super().__init__(fake_plan(fake_model(vocabulary=vocabulary, layers=layers), context=_MOST_TOKENS))
+        self.layers, self.seed, self.threads, self.checkpoint_tokens = layers, seed, threads, checkpoint_tokens
         self.capabilities = Capabilities(
             vocabulary=vocabulary,
             max_states=max_states,
@@ -138,27 +157,22 @@ class FakeEngine:
         self._reach = random.integers(1, 8, (layers, _DISTANCES)).astype(np.float64)
         self._head = random.integers(-3, 4, (WIDTH, vocabulary)).astype(np.float64)
         self._mix = random.integers(-9, 10, (WIDTH, WIDTH)).astype(np.float64)
-        self._adapters: dict[str, NDArray[np.float64]] = {}
-        self._adapter_seeds: dict[str, int] = {}
-        self.states: list[FakeState] = []
         self.forwards = 0  # calls so far
         self.failures: set[int] = set()  # calls, counted from 1, that raise as a failing vendor library would
-        self.closed = self._is_interrupted = False
 
-    def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        self._check_open()
-        if not self.capabilities.kv_layers or min(tokens) < 0 or max(tokens) >= self.capabilities.vocabulary:
-            raise InvalidInput(f"no embeddings of tokens {list(tokens)}")
-        rows: NDArray[np.float32] = self._embedding[np.asarray(tokens)].astype(np.float32)
-        return rows
+    @property
+    def closed(self) -> bool:
+        return self._is_closed
 
-    def start(self, storage: KVCacheConfig) -> FakeState:
-        self._check_open()
-        self._check_storage(storage)
-        if len(self.states) >= self.capabilities.max_states:
-            raise InvalidInput(f"all {self.capabilities.max_states} states are in use; close one first")
-        self.states.append(FakeState(self, storage))
-        return self.states[-1]
+    @property
+    def model_key(self) -> str:
+        return f"{self.seed}-{self.capabilities.vocabulary}-{self.layers}"
+
+    def form(self, kv_bits: int) -> str:
+        return f"{kv_bits} bits"
+
+    def parts(self, kv_bits: int) -> list[SegmentPart]:
+        return [SegmentPart(1, WIDTH, np.dtype(f"i{kv_bits // 8}"))] * self.layers
 
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
@@ -167,28 +181,8 @@ class FakeEngine:
         return self.layers * tokens * WIDTH * storage.kv_bits // 8 + recurrent
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
-        self._check_open()
         self.forwards += 1
-        states = [self._own_state(chunk.state) for chunk in chunks]
-        try:
-            if self._is_interrupted:
-                raise TargetFailed("fake: the call was interrupted; open the artifact again")
-            if self.forwards in self.failures:
-                raise TargetFailed(f"fake: call {self.forwards} was told to fail")
-            if len({id(state) for state in states}) < len(states):
-                raise InvalidInput("a state occurs twice in one call")
-            for state, chunk in zip(states, chunks, strict=True):
-                check_chunk(chunk, state.held, self.capabilities)
-            return self._feed_all(states, chunks)
-        except BaseException:
-            for state in states:
-                state.close()
-            raise
-
-    def settle(self, state: FakeState) -> None:
-        """Replay the tokens that the recurrent part of a rewound or restored state lacks."""
-        if state.num_replayed:
-            self._feed_all([state], [Chunk(state, (), 0)])
+        return super().forward(chunks)
 
     def attention(self, state: FakeState, newest: int) -> Iterator[NDArray[np.float32]]:
         """Yield by layer the newest tokens' attention to every cached one: its reach times its largest value."""
@@ -200,79 +194,45 @@ class FakeEngine:
 
     def read_segment(self, path: Path) -> KeyValues:
         forms = {self.form(bits): self.segment_parts(bits) for bits in self.capabilities.kv_bits}
-        models = [self.key_of(adapter) for adapter in (None, *self._adapters)]
-        shapes, most = ([(WIDTH,)], _DISTANCES) if self._is_recurrent else ([], 0)
-        return read_key_values(path, models, forms, _DISTANCES, recurrent=shapes, most_checkpoints=most)
+        models = [self.key_of(adapter) for adapter in (None, *self.adapters)]
+        shapes, most = ([], 0) if self.checkpoint_tokens is None else ([(WIDTH,)], _MOST_TOKENS)
+        return read_key_values(path, models, forms, _MOST_TOKENS, recurrent=shapes, most_checkpoints=most)
 
     def load_adapter(self, name: str, files: Path) -> int:
         """Load an adapter; `adapter.json` in `files` holds {"seed": N}."""
         self._check_open()
-        if name in self._adapters:
+        if name in self.adapters:
             raise InvalidInput(f"adapter {quote_short(name)} is loaded already; drop it first")
         seed = read_json(files / "adapter.json").get("seed")
         if not isinstance(seed, int) or seed < 0:
             raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {quote_short(seed)}")
         random = np.random.default_rng([seed, self.seed])
-        self._adapters[name] = random.integers(-9, 10, self._embedding.shape).astype(np.float64)
-        self._adapter_seeds[name] = seed
-        return self._adapters[name].nbytes
+        self.adapters[name] = FakeAdapter(seed, random.integers(-9, 10, self._embedding.shape).astype(np.float64))
+        return self.adapters[name].bytes
 
-    def drop_adapter(self, name: str) -> None:
-        if name not in self._adapters:
-            raise UnknownName("adapter", name, self._adapters)
-        if any(state.storage.adapter == name for state in self.states):
-            raise InvalidInput(f"adapter {quote_short(name)} is in use; close its states first")
-        del self._adapters[name], self._adapter_seeds[name]
+    def _start(self, storage: KVCacheConfig) -> FakeState:
+        return FakeState(self, storage)
 
-    def use_threads(self, count: int) -> None:
-        most = self.capabilities.threads
-        if most is None:
-            raise Unsupported("fake: the number of threads is fixed")
-        if not 1 <= count <= most:
-            raise InvalidInput(f"threads: must be 1 to {most}, found {count}")
+    def _embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = self._embedding[np.asarray(tokens)].astype(np.float32)
+        return rows
+
+    def _use_threads(self, count: int) -> None:
         self.threads = count
 
-    def interrupt(self) -> None:
-        self._is_interrupted = True
+    def _close(self) -> None:
+        """Nothing is left to free."""
 
-    def close(self) -> None:
-        for state in list(self.states):
-            state.close()
-        self.closed = True
-
-    def key_of(self, adapter: str | None) -> str:
-        """Return a text that a segment and a state must have in common."""
-        seed = self._adapter_seeds[adapter] if adapter else None
-        return f"{self.seed}-{self.capabilities.vocabulary}-{self.layers}-{seed}"
-
-    def form(self, kv_bits: int) -> str:
-        return f"{kv_bits} bits"
-
-    def segment_parts(self, kv_bits: int) -> list[SegmentPart]:
-        tokens = [SegmentPart(1, 1, np.dtype(np.int32))] if self._is_recurrent else []
-        return tokens + [SegmentPart(1, WIDTH, np.dtype(f"i{kv_bits // 8}"))] * self.layers
-
-    def remove(self, state: FakeState) -> None:
-        self.states.remove(state)
-
-    @property
-    def _is_recurrent(self) -> bool:
-        return self.capabilities.checkpoint_tokens is not None
-
-    def _feed_all(self, states: Sequence[FakeState], chunks: Sequence[Chunk]) -> list[Logits]:
-        if self.capabilities.checkpoint_tokens is None:
-            return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
-
-        def feed(indices: list[int], calls: list[Chunk]) -> list[Logits]:
-            return [self._feed(states[index], call) for index, call in zip(indices, calls, strict=True)]
-
-        return forward_in_pieces(states, chunks, self.capabilities.max_chunk_tokens, feed)
+    def _forward(self, states: Sequence[FakeState], chunks: Sequence[Chunk]) -> list[Logits]:
+        if self.forwards in self.failures:
+            raise TargetFailed(f"fake: call {self.forwards} was told to fail")
+        return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
 
     def _feed(self, state: FakeState, chunk: Chunk) -> Logits:
         old, count = state.length, len(chunk.tokens)
         inputs = self._embedding[np.asarray(chunk.tokens)]
         if state.storage.adapter is not None:
-            inputs = inputs + self._adapters[state.storage.adapter][np.asarray(chunk.tokens)]
+            inputs = inputs + self.adapters[state.storage.adapter].values[np.asarray(chunk.tokens)]
         hidden = _fold(inputs)
         if state.recurrent is not None:
             sums, hidden = state.sums, hidden.copy()
@@ -294,23 +254,6 @@ class FakeEngine:
         state.held.append(count, all_layers=chunk.exit_layer is None)
         rows = hidden[count - chunk.num_logits :]
         return (rows if chunk.hidden else rows @ self._head / _SCALE).astype(np.float32)
-
-    def _check_storage(self, storage: KVCacheConfig) -> None:
-        if storage.kv_bits not in self.capabilities.kv_bits:
-            raise Unsupported(f"{storage.kv_bits} cache bits; this engine holds {self.capabilities.kv_bits}")
-        if storage.capacity_tokens < 1:
-            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens")
-        if storage.adapter is not None and storage.adapter not in self._adapters:
-            raise UnknownName("adapter", storage.adapter, self._adapters)
-
-    def _own_state(self, state: State) -> FakeState:
-        if not isinstance(state, FakeState) or state not in self.states:
-            raise InvalidInput("the state is closed, or belongs to another engine")
-        return state
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise InvalidInput("this engine is closed; open the artifact again")
 
 
 def _fold(sums: NDArray[np.float64]) -> NDArray[np.float64]:

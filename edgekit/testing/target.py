@@ -14,15 +14,13 @@ from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
 from edgekit.contracts.capabilities import Capabilities, Feature
-from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
+from edgekit.contracts.plan import Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer, Target
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.memory import MemoryLoad, predict
 from edgekit.testing.engine import FakeEngine
+from edgekit.testing.plan import FAKE, MEMORY, fake_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +30,13 @@ if TYPE_CHECKING:
     from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
 
-_MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20, source="nothing is measured: a fake")
 _SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
 
 
 class FakeTarget(Target):
     """A target that runs anywhere; its artifacts hold only the seed of a `FakeEngine`."""
 
-    name = "fake"
+    name = FAKE
     backends = ("cpu",)
 
     def missing(self) -> str | None:
@@ -54,7 +51,7 @@ class FakeTarget(Target):
 
     def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         able = self.capabilities(model, recipe, backend, model.max_positions)
-        return Offer(target=self.name, backend=backend, recipe=recipe, capabilities=able, memory=_MEMORY, speed=_SPEED)
+        return Offer(target=self.name, backend=backend, recipe=recipe, capabilities=able, memory=MEMORY, speed=_SPEED)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         seed = int(weights.manifest.weights_sha256[:8], 16)
@@ -81,63 +78,6 @@ class FakeTarget(Target):
         seed = read_json(files / "fake.json")["seed"]
         for index, tensor in enumerate(plan.model.tensors()):
             yield tensor.name, np.random.default_rng([seed, index]).standard_normal(tensor.shape, np.float32)
-
-
-def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:
-    """Return a small model of the Llama family."""
-    return ModelSpec(
-        name="fake",
-        family="llama",
-        hidden_size=64,
-        intermediate_size=128,
-        heads=2,
-        vocab_size=vocabulary,
-        layers=(Layer(kv_heads=1, head_dim=32),) * layers,
-        ropes={"default": Rope(theta=10000.0, dim=32)},
-        max_positions=4096,
-        norm_epsilon=1e-5,
-        attention_scale=32**-0.5,
-        tied=True,
-        bos_id=1,
-        eos_ids=eos_ids,
-    )
-
-
-def fake_plan(
-    model: ModelSpec | None = None,
-    *,
-    context: int = 512,
-    sequences: int = 4,
-    chunk_tokens: int = 64,
-    cache: KVEvictionPolicy | None = None,
-) -> Plan:
-    """Return a plan for the fake target, estimated like any other."""
-    model, cache, recipe = model or fake_model(), cache or KVEvictionPolicy(), RECIPES["float32"]
-    capacity = cache.window or context
-    load = MemoryLoad(model, recipe, _MEMORY, capacity, sequences, kv_bits=16, chunk_tokens=chunk_tokens)
-    return Plan(
-        model=model,
-        model_source="fake",
-        model_sha256="0" * 64,
-        device="fake",
-        device_sha256="0" * 64,
-        os_version="1",
-        target=FakeTarget.name,
-        backend="cpu",
-        recipe=recipe,
-        context=context,
-        sequences=sequences,
-        chunk_tokens=chunk_tokens,
-        cache=cache,
-        storage=KVCacheConfig(capacity_tokens=capacity, kv_bits=16),
-        threads=1,
-        estimate=predict(load),
-        memory=_MEMORY,
-        budget_bytes=1 << 40,
-        budget_why="a fake device",
-        speed=Speed(prefill_tokens_per_s=None, decode_tokens_per_s=1.0, first_token_s=None, basis="a fake"),
-        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="a fake"),
-    )
 
 
 def fake_artifact(

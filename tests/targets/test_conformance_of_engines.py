@@ -101,10 +101,8 @@ class SavesLate(FakeState):
 class Engine(FakeEngine):
     state_class: type[FakeState] = FakeState
 
-    def start(self, storage: KVCacheConfig) -> FakeState:
-        super().start(storage).close()
-        self.states.append(self.state_class(self, storage))
-        return self.states[-1]
+    def _start(self, storage: KVCacheConfig) -> FakeState:
+        return self.state_class(self, storage)
 
 
 class RoundsByChunk(Engine):
