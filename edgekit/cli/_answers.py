@@ -34,6 +34,7 @@ from edgekit.runtime.speculation.speculation import SpeculationReport
 from edgekit.runtime.stream import Stream
 
 _MAX_GRAMMAR_BYTES = 1 << 20
+_LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 
 class Answering(Frozen):
@@ -231,3 +232,14 @@ def _show_speculation(figures: dict[str, Any], drafting: dict[str, Any]) -> list
         if kind["acceptance"]
     ]
     return lines
+
+
+def is_repeating(text: str) -> bool:
+    """Return whether `text` ends with the same words 6 times or more, over at least 240 characters."""
+    if len(text) < _LEAST_REPEATED:
+        return False
+    for period in range(1, _LONGEST_PERIOD + 1):
+        times = max(_REPEATS, -(-_LEAST_REPEATED // period))
+        if text.endswith(text[-period:] * times):
+            return True
+    return False

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import edgekit
-from edgekit.cli._answers import interruptible, show_statistics, statistics
+from edgekit.cli._answers import interruptible, is_repeating, show_statistics, statistics
 from edgekit.cli._console import wrapped
 from edgekit.cli._markdown import answer_writer
 from edgekit.common.files import write_output
@@ -30,8 +30,6 @@ HELP = '''/set NAME VALUE  change an option of answers, e.g. /set temperature 0;
 /exit            leave (ctrl-D too)
 """              begins and ends a message of several lines; a \\ at the end of a line continues it
 ctrl-C stops an answer; its text so far stays in the conversation.'''
-
-_LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 
 class Conversation:
@@ -155,17 +153,6 @@ class Conversation:
         GenerationParams.parse(options)
         self._messages, self._system, self.options = list(messages or ()), system, options
         _tell(f"Loaded {len(self._messages)} messages.")
-
-
-def is_repeating(text: str) -> bool:
-    """Return whether `text` ends with the same words 6 times or more, over at least 240 characters."""
-    if len(text) < _LEAST_REPEATED:
-        return False
-    for period in range(1, _LONGEST_PERIOD + 1):
-        times = max(_REPEATS, -(-_LEAST_REPEATED // period))
-        if text.endswith(text[-period:] * times):
-            return True
-    return False
 
 
 def _is_message(value: object) -> bool:

@@ -15,6 +15,7 @@ from edgekit.cli._answers import (
     Answering,
     generation_options,
     interruptible,
+    is_repeating,
     kept_prefixes,
     load_adapters,
     show_metrics,
@@ -95,6 +96,8 @@ def command(
         click.echo(json.dumps(result.shown, indent=1))
     else:
         click.echo()
+        if why := _ending(result, given.generation.get("max_tokens")):
+            click.echo(f"edgekit: {why}", err=True)
     if choice.stats and not choice.json_:
         click.echo(wrapped(show_statistics(result.figures), 10), err=True)
     return 130 if result.is_interrupted else 0
@@ -113,14 +116,28 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
         load_adapters(runtime, answering.adapters)
         stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
-            pieces = []
+            pieces, text, is_loop = [], "", False
             for piece in stream:
                 pieces.append(piece)
-                if not choice.json_:
+                text += piece.text
+                if not choice.json_ and not is_loop:
                     write(piece.text)
+                if not is_loop and given.generation.get("max_tokens") is None and is_repeating(text):
+                    is_loop = True
+                    stream.cancel_soon()
         answer = stream.join(pieces)
         figures = statistics(runtime, answer.timings, opened_s) if choice.stats or choice.json_ else {}
     return RunResult(answer.text, answer.finish_reason, answer.seed, len(answer.tokens), figures, bool(caught))
+
+
+def _ending(result: RunResult, limit: int | None) -> str | None:
+    """Return why an answer ends where it does, unless the model or the user ended it."""
+    if result.finish_reason == "cancelled" and not result.is_interrupted:
+        return "stopped: the answer repeated itself; --max-tokens, a temperature or another prompt helps"
+    if result.finish_reason != "length":
+        return None
+    is_full = limit is None or result.tokens < limit
+    return "cut: the context is full (--context)" if is_full else f"cut: --max-tokens {limit} is reached"
 
 
 def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> int:

@@ -20,7 +20,7 @@ from fake_artifacts import install, make_artifact
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.cli import command
-from edgekit.cli._conversation import is_repeating
+from edgekit.cli._answers import is_repeating
 from edgekit.cli._markdown import split_blocks
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
@@ -42,11 +42,11 @@ def edgekit_cli(*arguments: str | Path, stdin: str | None = None, code: int = 0)
     return done.stdout.decode(), done.stderr.decode()
 
 
-def test_run_writes_the_answer_and_nothing_else(artifact: Path) -> None:
+def test_run_writes_the_answer_and_why_it_ends(artifact: Path) -> None:
     out, err = edgekit_cli("run", artifact, "the cat", "--max-tokens", "12", "--raw")
     with edgekit.open(artifact) as runtime:
         assert out == runtime.generate("the cat", max_tokens=12).text + "\n"
-    assert err == ""
+    assert err == "edgekit: cut: --max-tokens 12 is reached\n"
 
 
 def test_run_uses_the_chat_template_where_there_is_one(artifact: Path, tmp_path: Path) -> None:
