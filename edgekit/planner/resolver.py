@@ -293,8 +293,8 @@ def _plan(
 
 
 def threads_of(device: DeviceProfile, request: PlanRequest) -> int:
-    """Return the threads of a plan: as requested, else one for each core."""
-    return request.threads or min(device.cpu_cores, MAX_THREADS)
+    """Return the threads of a plan: as requested, else those of the profile, else one for each core."""
+    return request.threads or min((device.threads or device.cores).value, MAX_THREADS)
 
 
 def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.neutral import NeutralWeights
 
 _MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20, source="nothing is measured: a fake")
-_SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
+_SPEED = SpeedFacts(bandwidth_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
 
 
 class FakeTarget(Target):
