@@ -19,7 +19,7 @@ from edgekit.model.known_models import KnownModel, known_models
 from edgekit.planner.request import PlanRequest
 
 # Column heading → key of a row; a narrow terminal shows fewer columns.
-_NARROW = {"model": "model", "size": "size", "licence": "licence", "needs": "needs", "tok/s": "speed"}
+_NARROW = {"model": "model", "size": "size", "licence": "licence", "needs": "needs", "tok/s": "range"}
 _COLUMNS = {**_NARROW, "task": "task", "runs as": "as", "context": "context"}
 _WIDE = 130
 _EMBEDS = "onnx"  # the target whose artifacts give embeddings
@@ -72,7 +72,7 @@ def command(choice: ChooseOptions, as_json: bool) -> None:
                 click.echo(f"{row['model']}: {row['as']}")
     if any(row["needs_account"] for row in fitting):
         click.echo("* the hub asks to accept the licence first")
-    click.echo(f"tok/s: predicted; facts of {table.checked}, sources with --json")
+    click.echo(f"tok/s: a range; facts of {table.checked}, sources with --json")
     if fitting:
         target = f" --target {_EMBEDS}" if choice.task == "embed" else ""
         click.echo(f"next: edgekit plan {fitting[0]['model']} --device {choice.device}{target}")

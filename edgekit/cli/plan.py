@@ -171,7 +171,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
             "fits",
             plan.built_as,
             show_bytes(plan.estimate.total_bytes),
-            f"{plan.speed.decode_tokens_per_s:g}",
+            plan.speed.decode.show(),
             show_quality(plan.quality),
             show_bytes(plan.budget_bytes),
             _kept(plan),
@@ -182,7 +182,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
     columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
-    click.echo("tok/s: predicted; quality: share of top tokens kept, ~ marks a prior")
+    click.echo("tok/s: a range; quality: share of top tokens kept, ~ marks a prior")
 
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
@@ -203,13 +203,15 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
     _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
-    prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
+    prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g}"
     measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
     if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep
         if prefill:
             _print_line("speed", f"reads {speed.prefill_tokens_per_s:g} tok/s (predicted)")
     else:
-        _print_line("speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
+        _print_line("speed", f"decode {speed.decode.show(' to ')} tok/s{prefill}{first}")
+        if speed.origin is not None:
+            _print_line("source", speed.origin)
         _print_line("quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
     if shown.explain:
         console.print(f"    quality: {quality.basis}: {quality.source}")
@@ -260,7 +262,7 @@ def _print_models(models: list[str], devices: PlanDevices, request: PlanRequest,
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    keys = ("device", "memory", "model", "as", "context", "needs", "speed", "quality")
+    keys = ("device", "memory", "model", "as", "context", "needs", "range", "quality")
     drawn = []
     for row in rows:
         cells = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
@@ -289,5 +291,7 @@ def model_row(
         "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
         "needs": show_bytes(plan.estimate.total_bytes),
         "speed": plan.speed.decode_tokens_per_s,
+        "range": plan.speed.decode.show(),
+        "origin": plan.speed.origin,
         "quality": plan.quality.same_top,
     }

@@ -55,6 +55,7 @@ DeviceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$
 OsVersion = Annotated[str, AfterValidator(_version)]
 Title = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
+GPU_BACKENDS = ("metal", "cuda", "vulkan", "coreml")
 THIS, THIS_CPU = "this", "this-cpu"  # names of this machine, with its GPU and without
 
 
@@ -80,6 +81,25 @@ class SourcedCount(Frozen):
     value: Annotated[int, Field(gt=0, le=4096)]
     source: Title
     confidence: Confidence
+
+
+class EngineFigures(Frozen):
+    """What decoding reaches on one processor, or with one engine."""
+
+    bandwidth_gb_s: SourcedNumber | None = None  # None: `usable_bandwidth_gb_s`
+    layer_ms: SourcedNumber | None = None  # of a step, for each layer; None: as the target says
+
+
+class PublishedSpeed(Frozen):
+    """A figure that somebody measured on this device; predictions are tested against it."""
+
+    model: Title
+    recipe: Word
+    engine: Word  # target.backend
+    context: Annotated[int, Field(ge=0, le=1 << 27)] = 64  # tokens in the cache, on average
+    decode_tokens_per_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)] | None = None
+    source: Title
 
 
 class AppLimit(Frozen):
@@ -140,13 +160,25 @@ class DeviceProfile(Frozen):
     )  # runtime memory measured on this device, by target.backend
     peak_bandwidth_gb_s: SourcedNumber
     usable_bandwidth_gb_s: SourcedNumber  # reached by decoding; never above peak
+    # The same by processor (`cpu`, `gpu`) or by target.backend, where engines differ.
+    engines: dict[Word, EngineFigures] = Field(default_factory=dict)
     fp32_tflops: SourcedNumber | None = None
     fp16_tflops: SourcedNumber | None = None
     int8_tops: SourcedNumber | None = None
     cores: SourcedCount  # usable by one process
+    threads: SourcedCount | None = None  # with which engines are fastest, e.g. the big cores; None: all cores
     simd: tuple[Word, ...] = ()
     targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
+    measured: tuple[PublishedSpeed, ...] = ()
     notes: tuple[Title, ...] = ()
+
+    def engine_figures(self, target: str, backend: str) -> tuple[SourcedNumber, SourcedNumber | None]:
+        """Return the bandwidth of an engine and its milliseconds per layer: its own, else those of its processor."""
+        names = (f"{target}.{backend}", "gpu" if backend in GPU_BACKENDS else "cpu")
+        known = [self.engines[name] for name in names if name in self.engines]
+        bandwidths = (each.bandwidth_gb_s for each in known if each.bandwidth_gb_s)
+        layers = (each.layer_ms for each in known if each.layer_ms)
+        return next(bandwidths, self.usable_bandwidth_gb_s), next(layers, None)
 
     @property
     def cpu_cores(self) -> int:
@@ -174,13 +206,27 @@ class DeviceProfile(Frozen):
                     raise ValueError(f"versions {other.versions()} and {limit.versions()} overlap for {whom}")
         return limits
 
-    @field_validator("usable_bandwidth_gb_s")
+    @field_validator("usable_bandwidth_gb_s", "engines")
     @classmethod
-    def _usable_is_within_peak(cls, usable: SourcedNumber, known: ValidationInfo) -> SourcedNumber:
+    def _reached_is_within_peak(cls, given: Any, known: ValidationInfo) -> Any:
         peak: SourcedNumber | None = known.data.get("peak_bandwidth_gb_s")
-        if peak is not None and usable.value > peak.value:
-            raise ValueError(f"{usable.value:g} is more than peak_bandwidth_gb_s, {peak.value:g}")
-        return usable
+        reached = [each.bandwidth_gb_s for each in given.values()] if isinstance(given, dict) else [given]
+        for number in reached:
+            if peak is not None and number is not None and number.value > peak.value:
+                raise ValueError(f"{number.value:g} is more than peak_bandwidth_gb_s, {peak.value:g}")
+        return given
+
+    @field_validator("measured")
+    @classmethod
+    def _measured_engines_run(cls, rows: tuple[PublishedSpeed, ...], known: ValidationInfo) -> Any:
+        targets: dict[str, tuple[str, ...]] = known.data.get("targets") or {}
+        for row in rows:
+            target, _, backend = row.engine.partition(".")
+            if backend not in targets.get(target, ()):
+                raise ValueError(f"{row.engine} is no engine of `targets`; write llamacpp.cpu, for example")
+            if row.decode_tokens_per_s is None and row.prefill_tokens_per_s is None:
+                raise ValueError(f"{row.model}: has neither decode_tokens_per_s nor prefill_tokens_per_s")
+        return rows
 
     def budget(self, os_version: str | None = None, entitlements: frozenset[str] = frozenset()) -> Budget:
         """Return the budget of one app; `os_version` None takes the profile's."""

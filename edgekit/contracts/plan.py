@@ -116,16 +116,27 @@ class MemoryFacts(Frozen):
         return held, round(held * _TOKENIZER_READING_SHARE) if reading is None else reading
 
 
-class SpeedFacts(Frozen):
-    """The fraction of a device's bandwidth and compute that a target reaches, as reported by `source`."""
+Shares = tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
 
-    decode_share: Factor  # of usable bandwidth
-    # Of peak compute, by number type; the first type with a known peak is used.
-    prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
-    step_overhead_s: Factor = 0.0
+
+class SpeedFacts(Frozen):
+    """How an engine uses a device, from `source`: a step reads, or multiplies if that is longer, and adds times."""
+
+    bandwidth_share: Factor = 1.0  # of the bandwidth that decoding reaches on this processor
+    layer_s: Factor = 0.0  # for each layer, unless the profile states it
+    expert_layer_s: Factor = 0.0  # more, for each layer of experts
+    launch_s: Factor = 0.0
+    # Of peak compute in prefill, by number type: the first with a known peak. `float_shares`: of float weights.
+    prefill_shares: Shares
+    float_shares: Shares = ()  # empty: as integers
+    # Of prefill's rate, what a single row of integers reaches, as kernels multiply several rows. 0: bytes take longer.
+    row_share: Factor = 0.0
     # By cache bits: how fast its bytes are read, relative to bytes of weights; 1 if it is not stated. Narrow caches
     # take arithmetic, so a quarter of the bytes is not read in a quarter of the time.
     cache_shares: tuple[tuple[Annotated[int, Field(ge=1, le=64)], Annotated[float, Field(gt=0, le=1)]], ...] = ()
+    # The lowest and highest that devices of this class gave, relative to the prediction.
+    spread: tuple[Annotated[float, Field(gt=0, le=0.9)], Annotated[float, Field(ge=1.1, le=100)]] = (0.7, 1.3)
+    is_timed: bool = False  # on this machine
     source: Text
 
 
@@ -172,13 +183,40 @@ class Estimate(Frozen):
         return sum(size for _, size in self.classes)
 
 
+class SpeedRange(NamedTuple):
+    """Tokens a second: what devices of this class give at least, what is expected, and at most."""
+
+    low: float
+    expected: float
+    high: float
+
+    def show(self, between: str = "-") -> str:
+        """Return two figures of each end, e.g. `28-41`; of plans that have no range, the expected speed."""
+        ends = (float(f"{end:.2g}") for end in (self.low, self.high))
+        return f"{self.expected:g}" if self.low == self.high else between.join(f"{end:g}" for end in ends)
+
+
 class Speed(Frozen):
-    """Predicted speed; `basis` names the figures behind it."""
+    """Predicted speed; `basis` names the figures behind it, `origin` where they come from."""
 
     prefill_tokens_per_s: Amount | None  # None: the device's compute is not known
     decode_tokens_per_s: Amount
     first_token_s: Amount | None  # None: the device's compute is not known
+    # Low, expected and high. None in plans of older versions, which predicted one figure.
+    decode_range: tuple[Amount, Amount, Amount] | None = Field(None, exclude_if=lambda value: value is None)
+    origin: Text | None = Field(None, exclude_if=lambda value: value is None)
     basis: Text
+
+    @property
+    def decode(self) -> SpeedRange:
+        """Decoded tokens a second, as a range."""
+        return SpeedRange(*(self.decode_range or (self.decode_tokens_per_s,) * 3))
+
+    def decoding_at(self, tokens_per_s: float) -> Speed:
+        """Return the speed with another expected rate and the same spread."""
+        scale = tokens_per_s / self.decode_tokens_per_s
+        around = None if self.decode_range is None else tuple(float(f"{scale * each:.3g}") for each in self.decode)
+        return self.model_copy(update={"decode_tokens_per_s": float(f"{tokens_per_s:.3g}"), "decode_range": around})
 
 
 class Quality(Frozen):

@@ -92,13 +92,12 @@ def price(
         mapped = head_mapped_bytes(head, tokens, memory.looked_up_bytes(model, offer.recipe, offer.memory, tokens))
         private = head_private_bytes(head, tokens, request.sequences, chunk, offer.memory)
         estimate = with_head(estimate, head, mapped, private)
-    predicted = speed.predict(
-        model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
-    )
+    predicted = speed.at_half(model, offer, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits)
     if layers is not None and offer.memory.gpu_memory == "own":
         share = shares_of(model, offer.recipe, offer.memory, layers).linears
         read = touched_weight_bytes(model, offer.recipe, offer.memory)
-        bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * offer.speed.decode_share
+        reached, _ = device.engine_figures(offer.target, offer.backend)
+        bandwidth = reached.value * 1e9 * offer.speed.bandwidth_share
         predicted = with_host_layers(predicted, read, share, bandwidth)
     measured = subject.measured.find(offer.recipe, offer.target, offer.backend)
     quality = measured.quality if measured else prior(offer.recipe, model.parameters)
@@ -187,8 +186,8 @@ def _violations(
     if request.min_quality is not None and quality.same_top < request.min_quality:
         violations.append(Violation("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{request.min_quality:g}"))
     floor = request.min_tokens_per_second
-    if floor is not None and predicted.decode_tokens_per_s < floor:
-        violations.append(Violation("speed", f"{predicted.decode_tokens_per_s:g} tok/s", f"{floor:g} tok/s"))
+    if floor is not None and predicted.decode.low < floor:
+        violations.append(Violation("speed", f"{predicted.decode.low:g} tok/s", f"{floor:g} tok/s"))
     limit = request.max_first_token
     if limit is not None and (predicted.first_token_s is None or predicted.first_token_s > limit):
         first = "not known for this device" if predicted.first_token_s is None else f"{predicted.first_token_s:g} s"

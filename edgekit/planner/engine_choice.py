@@ -58,11 +58,13 @@ def _facts(model: ModelSpec, offer: Offer, device: DeviceProfile, timed: EngineS
     random = random_model(class_of(model))
     read = touched_weight_bytes(random, named_recipe(RECIPE), offer.memory) / timed.step_s
     prefill_shares = offer.speed.prefill_shares
+    reached, _ = device.engine_figures(offer.target, offer.backend)
     if device.fp32_tflops is not None:
         operations = operations_per_token(random) * PROMPT / timed.prompt_s
         prefill_shares = (("fp32", operations / (device.fp32_tflops.value * 1e12)),)
     return SpeedFacts(
-        decode_share=read / (device.usable_bandwidth_gb_s.value * 1e9),
+        bandwidth_share=read / (reached.value * 1e9),
+        is_timed=True,
         prefill_shares=prefill_shares,
         cache_shares=offer.speed.cache_shares,
         source=f"timed on this machine with a random model of {random.parameters / 1e6:,.0f} million parameters: "

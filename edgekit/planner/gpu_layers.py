@@ -103,8 +103,8 @@ def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_byte
     gigabytes = HOST_READ_BYTES_S / 1e9
     basis = f"{speed.basis}; {1 - share:.0%} of the weights are read in RAM at {gigabytes:g} GB/s, an assumption"
     # How fast the host's processor reads a prompt is not known.
-    update = {"decode_tokens_per_s": float(f"{1 / seconds:.3g}"), "basis": basis}
-    return speed.model_copy(update={**update, "prefill_tokens_per_s": None, "first_token_s": None})
+    update = {"basis": basis, "prefill_tokens_per_s": None, "first_token_s": None}
+    return speed.decoding_at(1 / seconds).model_copy(update=update)
 
 
 def describe(plan: Plan) -> str | None:

@@ -104,9 +104,8 @@ def _ranked(
     unnamed = sorted({candidate.offer.target for candidate in requested if candidate.offer.only_by_name})
     if not passing and request.target is None and unnamed:
         # A target that is only taken by name is better than none.
-        named = [_ranked(subject, device, targets, request.model_copy(update={"target": name})) for name in unnamed]
-        taken = next((ranked for ranked in named if ranked.passing), None)
-        passing = list(taken.passing) if taken else []
+        named = (_ranked(subject, device, targets, request.model_copy(update={"target": name})) for name in unnamed)
+        passing = next((list(ranked.passing) for ranked in named if ranked.passing), [])
     passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
     requested.sort(key=lambda candidate: _place(candidate, device))
     return RankedCandidates(device, budget, tuple(passing), tuple(requested))
@@ -292,8 +291,8 @@ def _plan(
 
 
 def threads_of(device: DeviceProfile, request: PlanRequest) -> int:
-    """Return the threads of a plan: as requested, else one for each core."""
-    return request.threads or min(device.cpu_cores, MAX_THREADS)
+    """Return the threads of a plan: as requested, else those of the profile, else one for each core."""
+    return request.threads or min((device.threads or device.cores).value, MAX_THREADS)
 
 
 def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep, ...]:

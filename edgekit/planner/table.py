@@ -44,7 +44,7 @@ def rows_of(candidate: Rejected) -> list[tuple[str, ...]]:
         candidate.recipe,
         show_bytes(estimate.total_bytes) if estimate else "",
         show_bytes(estimate.private_bytes) if estimate else "",
-        f"{speed.decode_tokens_per_s:g}" if speed else "",
+        speed.decode.show() if speed else "",
         f"{quality.same_top:.3f}" if quality else "",
         (why or [candidate.reason])[0],
     )

@@ -26,7 +26,7 @@ from edgekit.runtime.memory.admission import FEWEST_TOKENS, AdmittedConfig, Memo
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.open_options import OpenOptions, by_keyword
-from edgekit.runtime.request import check_window
+from edgekit.runtime.request import check_cache
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, drafts_with_head, open_speculation
 
@@ -135,14 +135,7 @@ def _admitted(
     capabilities = engine.capabilities
     if options.exact and capabilities.exact == "never":
         raise Unsupported(f"exact: {plan.target} cannot give exact answers with this artifact; open it without `exact`")
-    if kv_config.kv_bits not in capabilities.kv_bits:
-        known = ", ".join(map(str, capabilities.kv_bits))
-        fix = "; export with --kv-bits for another width" if len(capabilities.kv_bits) == 1 else ""
-        raise Unsupported(
-            f"kv_bits: {plan.target} cannot store {kv_config.kv_bits} bits with this artifact; "
-            f"it can store {known}{fix}"
-        )
-    check_window(policy, capabilities, kv_config.kv_bits)
+    check_cache(policy, capabilities, kv_config.kv_bits)
     running = max(1, min(plan.sequences, capabilities.max_states))
     saved = engine.state_bytes(kv_config) if capabilities.can_save else None
     requested = _run_config(plan, policy, kv_config, options, running, saved)

@@ -46,8 +46,12 @@ class Status(Enum):
 _ENDED = (Status.FINISHED, Status.FAILED)
 
 
-def check_window(policy: KVEvictionPolicy, capabilities: Capabilities, kv_bits: int) -> None:
-    """Refuse a window on an engine that cannot evict, or cannot score cached tokens as the window needs."""
+def check_cache(policy: KVEvictionPolicy, capabilities: Capabilities, kv_bits: int) -> None:
+    """Refuse a width that the engine cannot store, and a window for which it cannot evict or score cached tokens."""
+    if kv_bits not in capabilities.kv_bits:
+        known = ", ".join(map(str, capabilities.kv_bits))
+        fix = "; export with --kv-bits for another width" if len(capabilities.kv_bits) == 1 else ""
+        raise Unsupported(f"kv_bits: this artifact cannot store {kv_bits} bits; it can store {known}{fix}")
     if policy.window is not None and not capabilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
     if policy.is_scored and policy.keep not in capabilities.scorers:

@@ -33,7 +33,7 @@ from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey, Re
 from edgekit.runtime.pressure import PressureControl
 from edgekit.runtime.prompts import Prompt, chat_bytes, check_messages, check_text
 from edgekit.runtime.reading import TextReading
-from edgekit.runtime.request import Request, RequestLimits, check_window
+from edgekit.runtime.request import Request, RequestLimits, check_cache
 from edgekit.runtime.scheduler import Scheduler
 from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.runtime.speculation.speculation import Speculation, SpeculationReport
@@ -72,11 +72,7 @@ class Runtime(TextReading):
         """`prefix_bytes`: the size of the prefix cache; 0 turns it off."""
         super().__init__()
         capabilities = engine.capabilities
-        check_window(policy, capabilities, kv_config.kv_bits)
-        if kv_config.kv_bits not in capabilities.kv_bits:
-            raise Unsupported(
-                f"kv_bits: {kv_config.kv_bits} is not among {capabilities.kv_bits}, which this engine has"
-            )
+        check_cache(policy, capabilities, kv_config.kv_bits)
         self.engine, self.codec, self.artifact = engine, codec, artifact
         self.policy, self.kv_config, self._baseline = policy, kv_config, baseline
         self.template = template or ChatTemplate({}, {})
@@ -200,7 +196,7 @@ class Runtime(TextReading):
             self.policy, self.kv_config, limits.context, limits.window, limits.sinks, limits.keep
         )
         kv_config = self.pressure.kv_config(kv_config, policy)
-        check_window(policy, self._limits.capabilities, kv_config.kv_bits)
+        check_cache(policy, self._limits.capabilities, kv_config.kv_bits)
         request_limits = self._limits._replace(policy=policy, kv_config=self._adapters.kv_config(kv_config, adapter))
         tokens, context = self._encoded(prompt, tools, template_options, request_limits)
         names, is_chat = tool_names(tools or ()), isinstance(next(iter(prompt), None), Mapping)

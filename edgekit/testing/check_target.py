@@ -47,7 +47,7 @@ def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device
     require(bool(offer.capabilities.kv_bits), f"{what}: no cache width")
     shares = (offer.memory.mapped_share, offer.memory.private_share, offer.memory.disk_share)
     require(min(shares) >= 0 and sum(shares[:2]) > 0, f"{what}: its weights take no memory")
-    require(0 < offer.speed.decode_share <= 1, f"{what}: decodes at {offer.speed.decode_share} of the bandwidth")
+    require(0 < offer.speed.bandwidth_share <= 1, f"{what}: decodes at a share of the bandwidth that is none")
     require(bool(offer.memory.source and offer.speed.source), f"{what}: figures without a source")
     require(offer.refusal is None or bool(offer.refusal.strip()), f"{what}: refused without a word")
 

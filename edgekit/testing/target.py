@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
 
-_SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
+_SPEED = SpeedFacts(bandwidth_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
 
 
 class FakeTarget(Target):

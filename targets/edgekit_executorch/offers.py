@@ -29,13 +29,19 @@ _ROW_BYTES = 8  # added by packing to each row of a matrix
 _COPIES = 3.25
 _TOKEN_BITS = 32 + 8  # the scale and zero point of each token of a head in an 8-bit cache
 _XNNPACK = SpeedFacts(
-    decode_share=0.60,
-    prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
+    bandwidth_share=0.93,
+    layer_s=0.00007,
+    prefill_shares=(("int8", 0.18), ("fp32", 0.7)),
+    float_shares=(("fp32", 0.36),),
+    row_share=0.34,
     cache_shares=((8, 0.17),),  # measured on x86-64: 1.54 times as long for 0.27 of the bytes
-    source="measured on x86-64 (0.5 B, 8da4w); phones were not run",
+    spread=(0.6, 1.35),
+    source="Llama-3.2 1B and 3B, 8da4w and bf16, on a OnePlus 12 (pytorch/executorch examples/models/llama/README.md); "
+    "0.06 to 0.08 ms a layer on a Galaxy S22 (huggingface/optimum-executorch README); phones were not run by us",
 )
 _LOWERED = SpeedFacts(
-    decode_share=0.50,
+    bandwidth_share=0.70,
+    spread=(0.4, 1.5),
     prefill_shares=(("fp16", 0.20), ("fp32", 0.3)),
     source="prior: never run",
 )

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Literal
 
 from edgekit.common.units import MIB
-from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.device import OS_TITLES, DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
 from edgekit.contracts.target import Offer
@@ -20,15 +20,37 @@ from edgekit_llamacpp.context import CELLS, OUTPUTS
 # Its blocks hold 32 values, so larger groups lose accuracy without saving bytes: they come last.
 _RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
+_ON_WINDOWS = "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx"
 _SPEED = SpeedFacts(
-    decode_share=0.6,
-    prefill_shares=(("int8", 0.3), ("fp32", 1.2)),
-    step_overhead_s=0.0005,
-    source="prior: not measured against the read bandwidth of a quiet machine yet",
+    bandwidth_share=0.92,
+    layer_s=0.00015,
+    prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
+    float_shares=(("fp32", 0.6),),
+    row_share=0.36,
+    spread=(0.65, 1.3),
+    source="0.92 of what a Pi 5 can read (justine.lol/matmul); prompts at half of onnx's speed, one row at 0.36 of a "
+    "prompt's, 0.15 ms a layer (engine_turns_amd.json and _intel.json, 0.5 and 0.13 billion weights)",
 )
-_GPU_SPEED = SpeedFacts(
-    decode_share=0.6, prefill_shares=(("fp16", 0.3), ("fp32", 0.6)), step_overhead_s=0.001, source="prior: never run"
+_CUDA = SpeedFacts(
+    layer_s=0.00009,
+    prefill_shares=(("fp16", 0.6), ("fp32", 1.2)),
+    float_shares=(("fp16", 0.8), ("fp32", 1.6)),
+    spread=(0.5, 1.25),
+    source="Llama-3-8B at two widths on an RTX 4090 (XiongjieDai/GPU-Benchmarks-on-LLM-Inference); Jetsons gave half "
+    "of that (nvidia-holoscan/holohub#170)",
 )
+_SLOW_PROMPTS = {"prefill_shares": (("fp16", 0.2), ("fp32", 0.4)), "float_shares": ()}  # a Radeon 8060S, from memory
+_GPU_SPEEDS = {
+    "metal": SpeedFacts(
+        layer_s=0.00015,
+        prefill_shares=(("fp16", 0.68), ("fp32", 0.68)),
+        float_shares=(("fp16", 0.72), ("fp32", 0.72)),
+        spread=(0.75, 1.2),
+        source="llama-2-7b at three widths on ten chips (ggml-org/llama.cpp discussions/4167): 0.12 to 0.23 ms a layer",
+    ),
+    "cuda": _CUDA,
+    "vulkan": _CUDA.model_copy(update=_SLOW_PROMPTS),
+}
 
 
 def recipes(model: ModelSpec) -> Iterator[Recipe]:
@@ -43,7 +65,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
     """Return the offer in one recipe."""
     # Refusals that depend on the context (windows) come when the plan is known; evictions must work in any.
     able, shortest = (capabilities(model, recipe, backend, context) for context in (model.max_positions, 1))
-    notes = ["never run on macOS"] if device.os == "macos" else []
+    notes = [] if device.os in ("linux", "windows") else [f"never run by us on {OS_TITLES[device.os]}"]
     on_gpu = backend != "cpu"
     if on_gpu:
         notes.append(f"layers on a GPU ({backend}) were never run by us; exact mode is checked at opening")
@@ -57,8 +79,8 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         only_by_name=True,  # until it is timed together with the other engines
         can_be_timed=not on_gpu,
         memory=_on_gpu(_memory(model, recipe), device, backend) if on_gpu else _memory(model, recipe),
-        speed=_GPU_SPEED if on_gpu else _SPEED,
-        unavailable=_unavailable(device),
+        speed=_GPU_SPEEDS[backend] if on_gpu else _SPEED,
+        unavailable=_ON_WINDOWS if device.os == "windows" else None,
         notes=tuple(notes),
     )
 
@@ -68,12 +90,6 @@ def _on_gpu(facts: MemoryFacts, device: DeviceProfile, backend: str) -> MemoryFa
     kind: Literal["own", "shared", "mapped"] = "own" if device.vram else "mapped" if backend == "metal" else "shared"
     prior = "prior: the layers on the GPU as they are stored, and buffers as large as the processor's on both sides"
     return facts.model_copy(update={"gpu_memory": kind, "source": f"{prior}; {facts.source}"})
-
-
-def _unavailable(device: DeviceProfile) -> str | None:
-    if device.os == "windows":
-        return "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx"
-    return None
 
 
 @lru_cache(maxsize=64)

@@ -21,13 +21,16 @@ _PAGE_BYTES = 16 << 10  # of Apple's systems; a row begins and ends inside pages
 _METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 41 * MIB
 
 _METAL = SpeedFacts(
-    decode_share=0.90,
-    prefill_shares=(("fp16", 0.60), ("fp32", 0.9)),
-    step_overhead_s=0.0005,
-    source="prior from mlx-lm's published benchmarks on M4 Max; never run here on Metal",
+    layer_s=0.000138,
+    expert_layer_s=0.000042,
+    prefill_shares=(("fp16", 0.65), ("fp32", 0.65)),
+    float_shares=(("fp16", 0.72), ("fp32", 0.72)),
+    spread=(0.75, 1.2),
+    source="0.138 ms a layer on an M2 Pro (AlexsJones/llmfit#1031), and what experts add on an M4 Max "
+    "(ml-explore/mlx-lm BENCHMARKS.md); never run here on Metal",
 )
 _CPU = SpeedFacts(
-    decode_share=0.05,
+    bandwidth_share=0.05,
     prefill_shares=(("fp32", 0.02),),
     source="measured on Linux: MLX's CPU kernels are fit for checks, not for running a model",
 )

@@ -205,6 +205,7 @@ def without(key: str) -> str:
 
 
 LIMIT = '  - {from_version: "%s", limit: {value: 2GiB, source: "seen once", confidence: recalled}}\n'
+PUBLISHED = "measured: [{model: m, recipe: s8, engine: %s, %s, source: seen once}]\n"
 
 BAD = {
     "an unknown key": (EXAMPLE + "colour: red\n", r":\d+: colour: unknown field"),
@@ -232,6 +233,23 @@ BAD = {
     "usable above peak": (
         EXAMPLE.replace("value: 51.2", "value: 12", 1),
         r":\d+: usable_bandwidth_gb_s: .*more than peak",
+    ),
+    "an engine above peak": (
+        EXAMPLE + "engines: {cpu: {bandwidth_gb_s: {value: 52, source: seen once, confidence: recalled}}}\n",
+        r":\d+: engines: 52 is more than peak_bandwidth_gb_s, 51.2",
+    ),
+    "a measured engine that does not run": (
+        EXAMPLE + PUBLISHED % ("llamacpp.cpu", "decode_tokens_per_s: 5"),
+        r":\d+: measured: llamacpp.cpu is no engine of",
+    ),
+    "a measured row without a figure": (EXAMPLE + PUBLISHED % ("onnx.cpu", "context: 5"), r":\d+: measured: .*neither"),
+    "an impossible speed": (
+        EXAMPLE + PUBLISHED % ("onnx.cpu", "decode_tokens_per_s: -5"),
+        r":\d+: measured\.0\.decode_tokens_per_s: .*greater than 0",
+    ),
+    "another unit": (
+        EXAMPLE + PUBLISHED % ("onnx.cpu", "decode_ms: 5"),
+        r":\d+: measured\.0\.decode_ms: unknown field",
     ),
     "nothing left": (EXAMPLE.replace("value: 3GiB", "value: 16GiB", 1), r":\d+: reserve: leaves nothing"),
     "overlapping ranges": (

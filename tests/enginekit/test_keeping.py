@@ -23,7 +23,7 @@ from edgekit.enginekit.keeping import (
     scorers_for,
 )
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
-from edgekit.runtime.request import check_window
+from edgekit.runtime.request import check_cache
 from edgekit.testing import FakeEngine
 
 RANDOM = np.random.default_rng(4)
@@ -98,14 +98,14 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     policy, _ = apply_limits(whole, storage, None, 64, 4, "scored")
     assert policy.keep == "valuediff"  # an artifact keeps what it was planned with
     with pytest.raises(Unsupported, match="16 bits or more"):
-        check_window(policy, FakeEngine().capabilities, 8)
+        check_cache(policy, FakeEngine().capabilities, 8)
     with pytest.raises(Unsupported, match="cannot keep tokens by valuediff"):
-        check_window(policy, FakeEngine().capabilities.model_copy(update={"scorers": ()}), 16)
+        check_cache(policy, FakeEngine().capabilities.model_copy(update={"scorers": ()}), 16)
     with pytest.raises(Unsupported, match="no-such"):
-        check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().capabilities, 16)
+        check_cache(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().capabilities, 16)
     without = FakeEngine().capabilities.model_copy(update={"scorers": scorers_for(CACHE)})
     with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, valuediff$"):
-        check_window(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
+        check_cache(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
     if_opened = without.model_copy(update={"scorers_on_request": scorers_for(ATTENTION)})
     with pytest.raises(Unsupported, match="snapkv needs a runtime that was opened for it"):
-        check_window(KVEvictionPolicy.of(64, 4, "snapkv"), if_opened, 16)
+        check_cache(KVEvictionPolicy.of(64, 4, "snapkv"), if_opened, 16)

@@ -89,7 +89,7 @@ def test_plan_fits_its_estimate_and_keeps_the_request(model: str, device: str, r
     assert plan.estimate.private_bytes <= budget.private_bytes
     assert plan.estimate.total_bytes <= budget.total_bytes
     assert plan.estimate.total_bytes <= request.get("max_memory", plan.estimate.total_bytes)
-    assert plan.speed.decode_tokens_per_s >= request.get("min_tokens_per_second", 0)
+    assert plan.speed.decode.low >= request.get("min_tokens_per_second", 0)
     assert plan.quality.same_top >= request.get("min_quality", 0)
     assert plan.sequences == request.get("sequences", 1)
     assert plan.storage.kv_bits == request.get("kv_bits", plan.storage.kv_bits)
@@ -133,7 +133,7 @@ def test_more_memory_never_gives_a_worse_plan(
         return
     assert more is not None, "it fitted less memory"
     assert rank(more) <= rank(less)
-    if rank(more) == rank(less):
+    if rank(more) == rank(less) and more.storage.kv_bits == less.storage.kv_bits:  # a narrow cache may be faster
         if request.get("prefer", "balanced") == "quality":
             assert more.quality.kl <= less.quality.kl
         if request.get("prefer") == "speed":

@@ -194,7 +194,7 @@ def test_refusal_at_open_has_the_numbers(artifact: Path) -> None:
         ({"memory": "much"}, "memory: 'much' is not a size"),
         ({"memory": 0}, "memory 0: must be at least 1"),
         ({"on_pressure": "panic"}, "on_pressure 'panic': input should be 'degrade' or 'refuse'"),
-        ({"kv_bits": 3}, "kv_bits: fake cannot store 3 bits"),
+        ({"kv_bits": 3}, "kv_bits: this artifact cannot store 3 bits"),
         ({"kv_bits": "8"}, "kv_bits '8': input should be a valid integer"),
     ],
 )

