@@ -6,6 +6,7 @@ Pure data and arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import not_
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
@@ -160,16 +161,18 @@ class DeviceProfile(Frozen):
     )  # runtime memory measured on this device, by target.backend
     peak_bandwidth_gb_s: SourcedNumber
     usable_bandwidth_gb_s: SourcedNumber  # reached by decoding; never above peak
-    # The same by processor (`cpu`, `gpu`) or by target.backend, where engines differ.
-    engines: dict[Word, EngineFigures] = Field(default_factory=dict)
+    # The same by processor (`cpu`, `gpu`) or by target.backend, where engines differ. A profile without keeps its hash.
+    engines: dict[Word, EngineFigures] = Field(default_factory=dict, exclude_if=not_)
     fp32_tflops: SourcedNumber | None = None
     fp16_tflops: SourcedNumber | None = None
     int8_tops: SourcedNumber | None = None
     cores: SourcedCount  # usable by one process
-    threads: SourcedCount | None = None  # with which engines are fastest, e.g. the big cores; None: all cores
+    threads: Annotated[SourcedCount | None, Field(exclude_if=not_)] = (
+        None  # with which engines are fastest, e.g. the big cores; None: all cores
+    )
     simd: tuple[Word, ...] = ()
     targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
-    measured: tuple[PublishedSpeed, ...] = ()
+    measured: Annotated[tuple[PublishedSpeed, ...], Field(exclude_if=not_)] = ()
     notes: tuple[Title, ...] = ()
 
     def engine_figures(self, target: str, backend: str) -> tuple[SourcedNumber, SourcedNumber | None]:

@@ -51,7 +51,8 @@ def is_gguf(path: Path) -> bool:
 def open_gguf(path: Path) -> GgufModel:
     """Open the model of a GGUF file; given the first of several parts, of all of them."""
     with _shards(path) as shards:
-        described, second = _described(shards), _second_table(shards)
+        second = _second_table(shards)
+        described = _described(shards, second)
         notes = () if second is None else (f"{second} is left out: it is the other table of tokens up to rounding",)
         return GgufModel(stem_of(path), *_companions(shards, described, second), notes)
 
@@ -67,11 +68,11 @@ def file_identity(path: Path) -> str:
         return digest.hexdigest()
 
 
-def open_gguf_tensors(path: Path) -> GgufTensors:
+def open_gguf_tensors(path: Path, *, with_second_table: bool = False) -> GgufTensors:
     """Open the weights of a GGUF file under Hugging Face's names. Close the result to unmap the file."""
     shards = open_shards(path)
     try:
-        return GgufTensors(shards, _described(shards).views)
+        return GgufTensors(shards, _described(shards, None if with_second_table else _second_table(shards)).views)
     except BaseException:
         for shard in shards:
             shard.close()
@@ -112,10 +113,9 @@ def _some_rows(shards: Sequence[GgufFile], name: str) -> NDArray[np.float32]:
     return shard.rows(name, rows)
 
 
-def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
-    """Return the model without its second table, whose place the finer one takes."""
+def _described(shards: Sequence[GgufFile], second: str | None) -> HuggingFaceModel:
+    """Return the model without its `second` table, whose place the finer one takes."""
     shapes = {name: tensor.shape for shard in shards for name, tensor in shard.tensors.items()}
-    second = _second_table(shards)
     if second is not None:
         shapes.pop(_HEAD)
 

@@ -16,7 +16,7 @@ from edgekit_llamacpp.layout import WEIGHTS
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield every tensor of the model by its name, dequantised."""
-    with open_gguf_tensors(files / WEIGHTS) as stored:
+    with open_gguf_tensors(files / WEIGHTS, with_second_table=True) as stored:
         for tensor in plan.model.tensors():
             name = on_disk(plan.model, tensor.name)
             yield tensor.name, stored.floats(name)

@@ -59,8 +59,8 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of Python in edgekit and targets": (75_228, lambda: lines_of(CODE)),
-    "of it the core, without apps and methods": (54_386, lambda: lines_of([path for path in CODE if is_core(path)])),
+    "lines of Python in edgekit and targets": (75_226, lambda: lines_of(CODE)),
+    "of it the core, without apps and methods": (54_288, lambda: lines_of([path for path in CODE if is_core(path)])),
     "functions with more than 7 parameters": (27, lambda: sum(parameters(each) > 7 for each in functions())),
     "lines of the longest function": (79, lambda: max(map(length, functions()))),
     "options of all commands": (359, lambda: options(root, click.Context(root))),
@@ -69,7 +69,7 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
         lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
     ),
     "files of less than 40 lines": (63, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
-    "lines of tests": (55_876, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
+    "lines of tests": (55_844, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
     "files of documentation": (
         55,
         lambda: sum(

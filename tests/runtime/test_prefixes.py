@@ -403,7 +403,7 @@ def test_prefixes_of_another_model_are_refused(tmp_path: Path, monkeypatch: pyte
         runtime.generate(PROMPTS[0], max_tokens=9)
         runtime.save_prefixes(path)
     with make_runtime(FakeEngine(vocabulary=codec().vocabulary, layers=3), prefix_bytes=MANY) as runtime:
-        with pytest.raises(InvalidInput, match="not this model's"):
+        with pytest.raises(InvalidInput, match="was saved by another model"):
             runtime.load_prefixes(path)
         monkeypatch.setattr(type(runtime), "_identity", "0" * 64)
         with pytest.raises(InvalidInput, match="was saved by another artifact"):
