@@ -66,11 +66,6 @@ class Artifact(NamedTuple):
     def plan(self) -> Plan:
         return self.manifest.plan
 
-    @property
-    def files(self) -> Path:
-        """What the target opens."""
-        return self.weights or self.folder
-
     def target(self) -> Target:
         """Load the target that can open this artifact."""
         return plugins.load_target(self.plan.target)

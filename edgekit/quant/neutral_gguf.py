@@ -44,6 +44,7 @@ _FIELDS = (
     "fused_gate_up", "tied", "experts", "per_layer_input", "layer_scalars",
 )  # fmt: skip
 _COPIED = ("Q4_0", "Q4_K", "IQ4_NL")  # on x86-64 with AVX2, as measured with the pinned library
+_AS_WIDE = ("qwen2", "phi3")  # whose queries llama.cpp reads by the hidden size alone
 _LAYER_FIELDS = ("kv_heads", "head_dim", "stores_kv", "has_values", "experts", "intermediate_size")
 
 
@@ -77,6 +78,8 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         return f"a {odd.pop()} rope is not written as GGUF; use another target"
     if found[1].model_type == "phi3" and _narrowest(model) < context:
         return f"it ignores the window of {_narrowest(model)} tokens of phi3 models; plan a context within it"
+    if found[1].model_type in _AS_WIDE and model.layers[0].head_dim * model.heads != model.hidden_size:
+        return "llama.cpp takes queries of this family to be as wide as the hidden state; use another target"
     if reason := _misfit(model, recipe):
         return reason
     try:

@@ -76,7 +76,9 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         before, mapped_before = private_bytes_now(), mapped_data_bytes()
         planned, plan = plan, target.adapt(plan)
         _check_smallest(plan, kv_config, limit)
-        engine = target.open(planned.model_copy(update={"cache": policy}), artifact.files, exact=options.exact)
+        engine = target.open(
+            planned.model_copy(update={"cache": policy}), artifact.weights or artifact.folder, exact=options.exact
+        )
         undo.callback(engine.close)
         plan = _with_capabilities(plan, engine)
         admitted = _admitted(plan, engine, policy, kv_config, limit, options)
