@@ -130,12 +130,12 @@ def test_metrics_have_both_families_and_count() -> None:
         httpx.get(f"{served.url}/nothing")
         text = httpx.get(f"{served.url}/metrics").text
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        label = 'model_name="tiny",engine="0"'
+        label = 'engine="0",model_name="tiny"'
         for name in ("edgekit_", "vllm:"):
-            assert values[f"{name}generation_tokens_total{{{label}}}"] == "4"
-            assert values[f'{name}time_to_first_token_seconds_bucket{{{label},le="+Inf"}}'] == "1"
-        assert values[f'vllm:request_success_total{{{label},finished_reason="length"}}'] == "1"
-        assert values['http_requests_total{handler="none",method="GET",status="4xx"}'] == "1"
-        assert values["edgekit_answers_active"] == "0"
+            assert values[f"{name}generation_tokens_total{{{label}}}"] == "4.0"
+            assert values[f'{name}time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="tiny"}}'] == "1.0"
+        assert values['vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}'] == "1.0"
+        assert values['http_requests_total{handler="none",method="GET",status="4xx"}'] == "1.0"
+        assert values["edgekit_answers_active"] == "0.0"
         described = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(described) == len(set(described))

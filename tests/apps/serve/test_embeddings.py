@@ -121,7 +121,7 @@ def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path
 def test_requests_are_counted_and_limited(served: Served) -> None:
     httpx.post(f"{served.v1}/embeddings", json={"model": "tiny", "input": "the cat", **MEAN})
     text = httpx.get(f"{served.url}/metrics").text
-    assert 'edgekit_request_prompt_tokens_count{model_name="tiny"' in text
+    assert 'edgekit_request_prompt_tokens_count{engine="0",model_name="tiny"' in text
     engine = SlowEngine(0.2)
     with serving({"slow": make_runtime(engine, sequences=1)}, max_queued=0) as slow, httpx.Client() as client:
         url, body = f"{slow.v1}/embeddings", {"input": ["the cat sat " * 30] * 3, **MEAN}

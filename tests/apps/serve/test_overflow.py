@@ -89,7 +89,7 @@ def test_conversation_that_would_wait_is_answered_by_the_smaller_model() -> None
             assert streamed.headers["x-edgekit-overflow"] == "queue too long"
             assert '"model":"small"' in "".join(streamed.iter_text())
         counted = httpx.get(f"{served.url}/metrics").text
-    assert 'edgekit_overflows_total{to="smaller",reason="queue too long"} 5' in counted
+    assert 'edgekit_overflows_total{reason="queue too long",to="smaller"} 5' in counted
 
 
 def test_moved_conversation_has_the_text_of_the_smaller_model() -> None:
