@@ -133,7 +133,9 @@ def test_metrics_have_both_families_and_count() -> None:
         label = 'engine="0",model_name="tiny"'
         for name in ("edgekit_", "vllm:"):
             assert values[f"{name}generation_tokens_total{{{label}}}"] == "4.0"
-            assert values[f'{name}time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="tiny"}}'] == "1.0"
+            assert (
+                values[f'{name}time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="tiny"}}'] == "1.0"
+            )
         assert values['vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"}'] == "1.0"
         assert values['http_requests_total{handler="none",method="GET",status="4xx"}'] == "1.0"
         assert values["edgekit_answers_active"] == "0.0"
