@@ -149,9 +149,12 @@ class Pairs:
         main(["run", str(self.artifact), *prompts, "--max-tokens", "4"])
 
     def _serve(self, folder: Path, name: str) -> None:
-        """Open the artifact of a GGUF file several times, as a server that unloads an idle model does."""
+        """Open the artifact made of a GGUF file several times, as a server that unloads an idle model does.
+
+        For onnx: llamacpp opens the file as it is, without the cache, and its OpenMP hangs in a forked process.
+        """
         with click.Context(click.Command("serve")):
-            artifact = _artifact_for.artifact_for(str(self.gguf), OpenOptions())
+            artifact = _artifact_for.artifact_for(str(self.gguf), OpenOptions(target="onnx"))
             for _ in range(5):
                 with edgekit.open(artifact) as runtime:
                     assert runtime.generate("the", max_tokens=2).tokens
