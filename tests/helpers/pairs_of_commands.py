@@ -149,10 +149,7 @@ class Pairs:
         main(["run", str(self.artifact), *prompts, "--max-tokens", "4"])
 
     def _serve(self, folder: Path, name: str) -> None:
-        """Open the artifact made of a GGUF file several times, as a server that unloads an idle model does.
-
-        For onnx: llamacpp opens the file as it is, without the cache, and its OpenMP hangs in a forked process.
-        """
+        """Open the artifact of a GGUF file several times. For onnx: llama.cpp's OpenMP hangs in a forked process."""
         with click.Context(click.Command("serve")):
             artifact = _artifact_for.artifact_for(str(self.gguf), OpenOptions(target="onnx"))
             for _ in range(5):
