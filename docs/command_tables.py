@@ -1,4 +1,4 @@
-"""Writes the tables of docs/commands/ from the commands, and that of what targets can do from their capabilities.
+"""Writes the tables of options in docs/commands/, and the table of features in docs/concepts.md.
 
 Run `python docs/command_tables.py` after an option or a capability changes; a test compares the pages with both.
 """

@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.common.files import is_gguf
 from edgekit.contracts.manifest import MANIFEST_VERSION, Manifest
 from edgekit.errors import Unsupported
 
-SUFFIX = ".gguf"
 TARGET = "llamacpp"  # the only one that reads GGUF
 
 
@@ -19,7 +19,7 @@ def open_file(path: str | Path, context: int | None = None) -> Artifact:
     A file's header is checked as a model's is, and again when the target opens it.
     """
     place = Path(path)
-    if place.suffix.lower() != SUFFIX or not place.is_file():
+    if not is_gguf(place):
         return open_artifact(path)
     from edgekit.model.gguf_source import file_identity
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from edgekit.common.files import is_gguf
 from edgekit.common.parsing import MAX_YAML_BYTES, read_bytes
 from edgekit.contracts.manifest import ModelOrigin
 from edgekit.errors import EdgekitError
@@ -43,7 +44,7 @@ def _stated(source: ModelSource) -> dict[str, str]:
     """Return the facts stated in the model's own files."""
     if source.given in BUNDLED:
         return {"licence": "Apache-2.0", "repository": "edgekit (bundled)"}
-    if source.weights.suffix.lower() == ".gguf" and source.weights.is_file():
+    if is_gguf(source.weights):
         from edgekit.formats.gguf import GgufFile
 
         with GgufFile.open(source.weights) as file:

@@ -32,6 +32,7 @@ from edgekit.runtime.options import GenerationParams
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.speculation import SpeculationReport
 from edgekit.runtime.stream import Stream
+from edgekit.runtime.text_assembler import Piece
 
 _MAX_GRAMMAR_BYTES = 1 << 20
 _LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
@@ -232,6 +233,24 @@ def _show_speculation(figures: dict[str, Any], drafting: dict[str, Any]) -> list
         if kind["acceptance"]
     ]
     return lines
+
+
+class Repetition:
+    """Stops an answer that repeats itself."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.text, self.is_found = "", False
+        self._stream = stream
+
+    def adds(self, piece: Piece) -> bool:
+        """Add a piece to the text, and return True; return False after a repetition."""
+        if self.is_found:
+            return False
+        self.text += piece.text
+        if piece.timings is None and is_repeating(self.text):
+            self.is_found = True
+            self._stream.cancel_soon()
+        return True
 
 
 def is_repeating(text: str) -> bool:

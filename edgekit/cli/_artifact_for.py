@@ -14,10 +14,18 @@ import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
 from edgekit.artifact.gguf_file import TARGET, open_file
 from edgekit.common.content_store import bounded_store
+from edgekit.common.files import is_gguf
 from edgekit.contracts.installed import holds_artifact
-from edgekit.errors import InvalidInput, TargetMissing, Unsupported, near_names
-from edgekit.model.gguf_source import is_gguf
-from edgekit.model.source import BUNDLED, DEMO_ARTIFACT, ModelSource, may_export, open_source, open_tensors
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.model.source import (
+    BUNDLED,
+    DEMO_ARTIFACT,
+    ModelSource,
+    may_export,
+    open_source,
+    open_tensors,
+    unknown_model,
+)
 from edgekit.plugins import load_target
 from edgekit.quant.source_files import source_hashes
 from edgekit.runtime.open_options import OpenOptions
@@ -37,11 +45,7 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
     path, context, target = Path(model), opening.context, opening.target
     if holds_artifact(path) or not _names_model(model):
         if not path.exists():
-            near = near_names(model, BUNDLED)
-            hint = (
-                f"did you mean {near[0]}?" if near else "give an artifact, a model's folder, a .gguf file, or a hub id"
-            )
-            raise InvalidInput(f"{model}: does not exist; {hint}")
+            raise unknown_model(model)
         return path
     if is_gguf(path) and target in (None, TARGET) and load_target(TARGET).missing() is None:
         with suppress(Unsupported):  # types that llama.cpp has no name for here: they are exported
@@ -100,9 +104,7 @@ def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
 def _names_model(model: str) -> bool:
     """Return whether `model` is a bundled name, a model folder, a .gguf file, or a hub id that is not a path."""
     path = Path(model)
-    if model in BUNDLED or (path / "config.json").is_file():
-        return True
-    if path.suffix.lower() == ".gguf" and path.is_file():
+    if model in BUNDLED or (path / "config.json").is_file() or is_gguf(path):
         return True
     return not path.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~"))
 

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 import edgekit
-from edgekit.cli._answers import interruptible, is_repeating, show_statistics, statistics
+from edgekit.cli._answers import Repetition, interruptible, show_statistics, statistics
 from edgekit.cli._console import wrapped
 from edgekit.cli._markdown import answer_writer
 from edgekit.common.files import write_output
 from edgekit.common.parsing import read_json
-from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.errors import EdgekitError, InvalidInput, near_names
 from edgekit.runtime.options import GenerationParams
 
 HELP = '''/set NAME VALUE  change an option of answers, e.g. /set temperature 0; /set alone shows them
@@ -60,7 +60,8 @@ class Conversation:
             return True
         action = self._commands.get(name)
         if action is None:
-            _tell(f"{name} is not a command; /help lists them.")
+            near = near_names(name, [*self._commands, "/exit"], most=1)
+            _tell(f"{name} is not a command; {f'did you mean {near[0]}? ' if near else ''}/help lists them.")
             return False
         try:
             action(argument.strip())
@@ -78,20 +79,16 @@ class Conversation:
             self._messages.pop()
             _tell(f"edgekit: {error} (/reset forgets the conversation)")
             return
-        answer, is_loop = "", False
+        repetition = Repetition(stream)
         with interruptible(stream), answer_writer() as write:
             for piece in stream:
-                if not is_loop:
-                    answer += piece.text
+                if repetition.adds(piece):
                     write(piece.text)
-                if not is_loop and piece.timings is None and is_repeating(answer):
-                    is_loop = True
-                    stream.cancel_soon()
                 if piece.timings is not None:
                     self._last = statistics(self._runtime, piece.timings, self._opened_s)
-        if is_loop:
+        if repetition.is_found:
             _tell("(stopped: the answer repeated itself; /set repetition_penalty 1.1 or a temperature helps)")
-        self._messages.append({"role": "assistant", "content": answer})
+        self._messages.append({"role": "assistant", "content": repetition.text})
 
     def show_statistics(self) -> None:
         _tell(show_statistics(self._last) if self._last else "Nothing was answered yet.", 10)

@@ -13,9 +13,9 @@ import click
 import edgekit
 from edgekit.cli._answers import (
     Answering,
+    Repetition,
     generation_options,
     interruptible,
-    is_repeating,
     kept_prefixes,
     load_adapters,
     show_metrics,
@@ -116,16 +116,11 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
         load_adapters(runtime, answering.adapters)
         stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
-            pieces, text, is_loop = [], "", False
+            repetition = Repetition(stream) if given.generation.get("max_tokens") is None else None
             for piece in stream:
-                pieces.append(piece)
-                text += piece.text
-                if not choice.json_ and not is_loop:
+                if (repetition is None or repetition.adds(piece)) and not choice.json_:
                     write(piece.text)
-                if not is_loop and given.generation.get("max_tokens") is None and is_repeating(text):
-                    is_loop = True
-                    stream.cancel_soon()
-        answer = stream.join(pieces)
+        answer = stream.answer()
         figures = statistics(runtime, answer.timings, opened_s) if choice.stats or choice.json_ else {}
     return RunResult(answer.text, answer.finish_reason, answer.seed, len(answer.tokens), figures, bool(caught))
 

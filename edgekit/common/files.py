@@ -54,6 +54,11 @@ def is_shared(path: Path, info: os.stat_result) -> bool:
     return info.st_nlink != 1 and not path.resolve().is_relative_to(PACKAGE)
 
 
+def is_gguf(path: Path) -> bool:
+    """Return True for a file with GGUF's suffix."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` durable: they survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)

@@ -22,7 +22,7 @@ Feature = Literal[
     "adapters",
 ]
 
-# The reason, and the cure, where a target gives none of its own.
+# Why a feature is missing and what to do, for targets that do not say it themselves.
 _WITHOUT: Mapping[Feature, str] = {
     "encoders": "{family} is an encoder, and this target runs decoders; use onnx on the CPU",
     "recurrent layers": "the recurrent layers of {family} are not supported; choose onnx or mlx",
@@ -48,7 +48,7 @@ class Capabilities(Frozen):
     narrowest: str = ""  # why there is no narrower one
     refusal: str | None = None  # why it cannot run the model in this recipe, with the cure
     features: frozenset[Feature] = frozenset({"evictions"})
-    why_not: Mapping[Feature, str] = {}  # the reason for a missing feature and the cure, where it is the target's own
+    why_not: Mapping[Feature, str] = {}  # why a feature is missing and what to do; else the general text below
     max_states: int = MOST_STATES
     max_chunk_tokens: int = MOST_CHUNK_TOKENS
     max_rewind: int | None = None  # None: all cached tokens

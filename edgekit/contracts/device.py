@@ -167,16 +167,15 @@ class DeviceProfile(Frozen):
     fp16_tflops: SourcedNumber | None = None
     int8_tops: SourcedNumber | None = None
     cores: SourcedCount  # usable by one process
-    threads: Annotated[SourcedCount | None, Field(exclude_if=not_)] = (
-        None  # with which engines are fastest, e.g. the big cores; None: all cores
-    )
+    # With so many threads engines are fastest, e.g. one for each big core; None: one for each core.
+    threads: Annotated[SourcedCount | None, Field(exclude_if=not_)] = None
     simd: tuple[Word, ...] = ()
     targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
     measured: Annotated[tuple[PublishedSpeed, ...], Field(exclude_if=not_)] = ()
     notes: tuple[Title, ...] = ()
 
     def engine_figures(self, target: str, backend: str) -> tuple[SourcedNumber, SourcedNumber | None]:
-        """Return the bandwidth of an engine and its milliseconds per layer: its own, else those of its processor."""
+        """Return GB/s and milliseconds per layer, measured with this engine, or else with any on the same processor."""
         names = (f"{target}.{backend}", "gpu" if backend in GPU_BACKENDS else "cpu")
         known = [self.engines[name] for name in names if name in self.engines]
         bandwidths = (each.bandwidth_gb_s for each in known if each.bandwidth_gb_s)

@@ -25,7 +25,6 @@ from edgekit.formats.gguf_tensors import GgufTensors, TensorView, open_shards, s
 from edgekit.model.gguf_config import TOP, HuggingFaceModel, huggingface_model, is_rope_tensor
 from edgekit.model.gguf_tokenizer import token_ids, tokenizer_files
 
-SUFFIX = ".gguf"
 CONVERSION = 1  # to be raised when the same header gives other files
 _MAX_ROPE_FACTORS = 1 << 13
 _TABLES = _HEAD, _TABLE = "output.weight", "token_embd.weight"
@@ -41,11 +40,6 @@ class GgufModel(NamedTuple):
     folder: Path
     hold: Hold
     notes: tuple[str, ...]
-
-
-def is_gguf(path: Path) -> bool:
-    """Return True for a file name with GGUF's suffix."""
-    return path.suffix.lower() == SUFFIX
 
 
 def open_gguf(path: Path) -> GgufModel:

@@ -10,12 +10,15 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.common.files import is_gguf
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
-from edgekit.errors import InvalidInput, Unsupported, quote_short
+from edgekit.contracts.installed import holds_artifact
+from edgekit.errors import InvalidInput, Unsupported, near_names, quote_short
 from edgekit.formats.quant_scheme import QuantScheme
 from edgekit.model.families import bert, is_beside, is_known, model_from_config, supported, with_generation
 from edgekit.model.families.fields import Fields
@@ -109,20 +112,30 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     path = Path(model)
     if text in BUNDLED:
         opened = _open_bundled(text, need_weights)
+    elif text and holds_artifact(path):
+        raise InvalidInput(f"{path}: is an artifact already; give the model that it was made of")
     elif text and path.is_dir():
         opened = open_folder(path, _folder_name(path), need_weights)
-    elif path.suffix.lower() == ".gguf" and path.exists():
+    elif is_gguf(path):
         opened = _open_gguf(path)
     elif isinstance(model, str) and _HUB_ID.fullmatch(model) and not path.exists():
         name = model.partition("@")[0].split("/")[1]
         opened = open_folder(_download(model, need_weights, offline), name, need_weights)
     else:
-        problem = "is a file, not a folder" if path.is_file() else "is no folder"
-        raise InvalidInput(
-            f"model {quote_short(text)}: {problem}; give a Hugging Face folder, a .gguf file, a hub id such as "
-            f"Qwen/Qwen3-0.6B, or one of {', '.join(BUNDLED)}"
-        )
+        raise unknown_model(text)
     return opened._replace(given=text)
+
+
+def unknown_model(model: str) -> InvalidInput:
+    """Return the error for a model that does not exist, with the most similar name or path."""
+    path = Path(model)
+    near = near_names(model, [*BUNDLED, *map(str, islice(path.parent.glob("*"), 1000))], most=1)
+    hint = f"did you mean {near[0]}? Else " if near else ""
+    return InvalidInput(
+        f"model {quote_short(model)}: {'is a file, not a folder' if path.is_file() else 'does not exist'}; {hint}give "
+        f"an artifact, a Hugging Face folder, a .gguf file, a hub id such as Qwen/Qwen3-0.6B, or one of "
+        f"{', '.join(BUNDLED)}"
+    )
 
 
 def may_export(model: str) -> bool:
@@ -148,9 +161,9 @@ def open_tensors(weights: Path) -> SourceTensors:
     from edgekit.formats.expert_stacks import ExpertStacks
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder  # numpy is not needed where there are no weights
-    from edgekit.model.gguf_source import is_gguf, open_gguf_tensors
+    from edgekit.model.gguf_source import open_gguf_tensors
 
-    if is_gguf(weights) and weights.is_file():
+    if is_gguf(weights):
         return open_gguf_tensors(weights)
     folder = TensorFolder.open(weights).beside(dense_weights(weights))
     config = _config(weights / "config.json")

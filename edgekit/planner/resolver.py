@@ -291,7 +291,7 @@ def _plan(
 
 
 def threads_of(device: DeviceProfile, request: PlanRequest) -> int:
-    """Return the threads of a plan: as requested, else those of the profile, else one for each core."""
+    """Return the number of threads: as requested, or of the profile, or one for each core."""
     return request.threads or min((device.threads or device.cores).value, MAX_THREADS)
 
 

@@ -354,8 +354,10 @@ class AsyncStream:
         raise StopAsyncIteration
 
     async def answer(self) -> Answer:
-        """Read the rest of the stream and return the whole answer."""
-        return self._stream.join([piece async for piece in self])
+        """Read the rest of the stream and return the whole answer, including the pieces that were read before."""
+        async for _ in self:
+            pass
+        return self._stream.answer()
 
     @property
     def seed(self) -> int:

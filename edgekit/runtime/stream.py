@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,9 @@ class Answer:
         try:
             return json.loads(text) if self.schema is True else self.schema.model_validate_json(text)
         except ValueError as error:  # includes pydantic's ValidationError
-            first = next(iter(str(error).splitlines()), "")
+            first = ": ".join(map(str.strip, str(error).splitlines()[1:3])) or str(
+                error
+            )  # pydantic's first line counts its errors
             cut = " (cut short; raise max_tokens)" if self.finish_reason == "length" else ""
             raise InvalidAnswer(f"the answer does not follow its schema{cut}: {quote_short(first, 200)}") from error
 
@@ -91,6 +93,7 @@ class Stream(OwnedByProcess):
         self._driver, self._request = driver, request  # first: `__del__` reads them
         super().__init__()
         self._reasoning = reasoning
+        self._read: list[Piece] = []
         self._schema, self._is_closed = schema, False
         self._tool_calls = ToolCallReader(tools, f"{request.decoding.sampler.seed} {request.prompt_tokens}")
 
@@ -104,13 +107,12 @@ class Stream(OwnedByProcess):
         return self._with_parts(piece)
 
     def answer(self) -> Answer:
-        """Read the rest of the stream and return the whole answer."""
-        return self.join(list(self))
-
-    def join(self, pieces: Sequence[Piece]) -> Answer:
-        """Join all pieces of this stream, including the last one, to an answer."""
+        """Read the rest of the stream and return the whole answer, including the pieces that were read before."""
+        for _ in self:
+            pass
+        pieces = self._read
         if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
-            raise InvalidInput("this stream was read or closed already; ask again")
+            raise InvalidInput("this stream was closed before its end; ask again")
         text = "".join(piece.text for piece in pieces)
         calls = tuple(call for piece in pieces for call in piece.tool_calls)
         return Answer(
@@ -188,7 +190,11 @@ class Stream(OwnedByProcess):
         self._driver.cancel_soon(self._request)
 
     def _with_parts(self, piece: Piece) -> Piece:
-        """Set the reasoning, content and completed tool calls of a piece."""
+        """Set the reasoning, content and completed tool calls of a piece, and remember it."""
+        self._read.append(self._parsed(piece))
+        return self._read[-1]
+
+    def _parsed(self, piece: Piece) -> Piece:
         is_last, reasoning, content = piece.finish_reason is not None, "", piece.text
         if self._reasoning is not None:
             reasoning, content = self._reasoning.push(piece.text)

@@ -29,10 +29,10 @@ import torch
 from edgekit import QuantOptions
 from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
-from edgekit.common.files import write_file
+from edgekit.common.files import is_gguf, write_file
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import Recipe, named_recipe, weight_bytes, with_budget
-from edgekit.model.gguf_source import is_gguf, open_gguf_tensors
+from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import MAX_SEQUENCES

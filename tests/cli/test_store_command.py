@@ -204,4 +204,4 @@ def test_run_takes_a_named_or_the_only_target(tmp_path: Path, monkeypatch: pytes
 def test_run_of_a_misspelt_model_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     done = CliRunner().invoke(command, ["run", "demmo", "x"])
-    assert str(done.exception) == "demmo: does not exist; did you mean demo?"
+    assert "does not exist; did you mean demo?" in str(done.exception)

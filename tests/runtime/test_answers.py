@@ -48,6 +48,9 @@ def test_chat_refuses_a_text_and_generate_refuses_messages() -> None:
         (lambda runtime: runtime.generate("x", top_p=2), InvalidOption),
         (lambda runtime: runtime.complete([]), InvalidPrompt),
         (lambda runtime: runtime.chat([{"content": "no role"}]), InvalidPrompt),
+        (lambda runtime: runtime.chat([{"role": "usr", "content": "x"}]), InvalidPrompt),
+        (lambda runtime: runtime.chat([{"role": "user", "content": [{"type": "image_url"}]}]), InvalidPrompt),
+        (lambda runtime: runtime.chat([{"role": "user", "content": [{"type": "text"}]}]), InvalidPrompt),
         (lambda runtime: runtime.generate("the " * 2000), ContextExceeded),
         (lambda runtime: runtime.generate("x", adapter="none"), UnknownName),
     ],
@@ -138,6 +141,13 @@ def test_calls_are_read_where_the_template_takes_no_tools() -> None:
         answer = runtime.chat(MESSAGES, tools=[{"name": "find"}], grammar=f"start: {json.dumps(PHI)}")
         assert answer.tool_calls[0].arguments == {"place": "mat"}
     assert edgekit.parse_tool_calls(HERMES, ["find"]).calls[0].arguments == {"place": "mat"}
+
+
+def test_the_text_parts_of_a_message_are_one_text() -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
+    with make_runtime() as runtime:
+        answers = [runtime.chat([{"role": "user", "content": content}], max_tokens=4) for content in ("the cat", parts)]
+    assert answers[0].tokens == answers[1].tokens
 
 
 def test_async_submit_refuses_before_the_first_piece() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -418,11 +420,17 @@ def test_timings_are_in_order_and_logprobs_go_with_their_tokens() -> None:
         assert all(len(one.top) == 2 and one.logprob <= 0 for one in piece.logprobs)
 
 
-def test_a_stream_read_to_its_end_has_no_second_answer() -> None:
+@pytest.mark.parametrize("read", [0, 1, None])
+def test_the_answer_of_a_stream_is_whole_whatever_was_read_before(read: int | None) -> None:
     with make_runtime() as runtime:
-        stream = runtime.stream("the", max_tokens=2)
-        list(stream)
-        with pytest.raises(InvalidInput, match="read or closed already"):
+        stream, whole = (runtime.stream("the", max_tokens=5, logprobs=0) for _ in range(2))
+        pieces = list(islice(stream, read))
+        answer = stream.answer()
+        assert answer == replace(whole.answer(), timings=answer.timings, seed=answer.seed) == stream.answer()
+        assert answer.text.startswith("".join(piece.text for piece in pieces)) and len(answer.tokens) == 5
+        stream = runtime.stream("the", max_tokens=5)
+        stream.close()
+        with pytest.raises(InvalidInput, match="closed before its end"):
             stream.answer()
 
 

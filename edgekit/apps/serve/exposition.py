@@ -76,7 +76,9 @@ class Families(Collector):
         self._family(Histograms, name, text, labels).add_metric(list(labels.values()), buckets, histogram.sum)
 
     def _family(self, kind: type[Family], name: str, text: str, labels: Mapping[str, str]) -> Any:
-        return self._families.setdefault(name, kind(name, text, labels=tuple(labels)))
+        if name not in self._families:
+            self._families[name] = kind(name, text, labels=tuple(labels))
+        return self._families[name]
 
 
 # Kind, edgekit's name, vLLM's name, help, and the value among the counters of a runtime.

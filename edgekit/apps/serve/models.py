@@ -65,7 +65,8 @@ class Models:
         self.created = int(time.time())
         for name, target in self._aliases.items():
             if target.partition(":")[0] not in self._models and target not in self._models:
-                raise InvalidInput(f"alias {quote_short(name)}: {quote_short(target)} is not served")
+                known = f"name one of {', '.join(self._models)}"
+                raise InvalidInput(f"alias {quote_short(name)}: {quote_short(target)} is not served; {known}")
         self._defaults: dict[str, dict[str, Any]] = {}
 
     @property
