@@ -69,7 +69,7 @@ class StepTimes:
 
     def seconds(self, requests: int, tokens: float) -> float:
         """Expect the seconds of a step that computes `tokens` tokens for each request."""
-        return self._calibrated(requests, tokens) * self._correction(requests, tokens) * self.slowness.value
+        return requests * self.costs.of(tokens) * self._correction(requests, tokens) * self.slowness.value
 
     def num_plain(self, requests: int) -> int:
         """Return how many plain steps of several requests were measured."""
@@ -78,30 +78,23 @@ class StepTimes:
 
     def add(self, requests: int, tokens: int, seconds: float) -> None:
         """Learn from a step with `tokens` tokens of all requests."""
-        expected = self.seconds(requests, tokens / requests)
-        ratio = min(seconds / expected, _OUTLIER)
-        slowness = self.slowness
+        ratio = min(seconds / self.seconds(requests, tokens / requests), _OUTLIER)
+        slowness, known = self.slowness, self._corrections.setdefault(requests, {})
         if tokens == 1:
             slowness.add(ratio * slowness.value)
             return
-        known = self._corrections.setdefault(requests, {})
-        if tokens not in known:
-            known[tokens] = Average(1.0, share=0.1)
-        known[tokens].add(ratio * expected / (self._calibrated(requests, tokens / requests) * slowness.value))
+        correction = self._correction(requests, tokens / requests)
+        known.setdefault(tokens, Average(1.0, share=0.1)).add(ratio * correction)
         # The machine's speed changes while all steps draft; the average of ratios stays what it is.
         slowness.value *= 1 + 0.02 * (ratio - 1)
-
-    def _calibrated(self, requests: int, tokens: float) -> float:
-        return requests * self.costs.of(tokens)
 
     def _correction(self, requests: int, tokens: float) -> float:
         """Return the measured correction of the nearest number of tokens."""
         known = self._corrections.get(requests)
-        if not known or (requests == tokens == 1):
+        if not known or requests == tokens == 1:
             return 1.0
         wanted = requests * tokens
-        exact = known.get(wanted)  # type: ignore[call-overload]
-        return (exact or known[min(known, key=lambda size: abs(size - wanted))]).value
+        return known[min(known, key=lambda size: abs(size - wanted))].value
 
 
 class DraftStats:
@@ -225,11 +218,14 @@ class SpeculationController:
         self.spent_s += seconds
 
     def _settle(self, gained_s: float) -> None:
-        """Let the methods of this step keep their gain. A loss takes what they had gained, and then the budget.
+        """Credit the methods of this step with its gain. A loss takes what they had gained, and then the budget of all.
 
-        A method that never pays can therefore not spend what another one gains.
+        So a method that never pays cannot spend what another one gains, but for the share that is lent to the budget.
         """
-        share_s = gained_s / max(1, len(self._drafting))
+        if not self._drafting:  # accepted drafts were computed again
+            self._budget_s += min(0.0, gained_s)
+            return
+        share_s = gained_s / len(self._drafting)
         most_s = _MOST_STEPS * self.plain_step_s()
         for stats in self._drafting:
             kept_s = (1 - _LENT) * share_s if share_s > 0 else max(share_s, -stats.gained_s)
@@ -238,15 +234,15 @@ class SpeculationController:
 
 
 class _Backoff:
-    """Whether one kind of proposal pays in one request: when it is asked for next."""
+    """When one kind of proposal is asked for next in one request."""
 
     def __init__(self) -> None:
         self.asleep_until = 0  # length of the text
-        self.tries = 0  # that are left, although it does not promise to pay
+        self.tries = 0  # proposals that are left, although they do not promise to pay
         self._sleep = _SLEEP
 
-    def count(self, *, pays: bool, length: int) -> None:
-        """Count a proposal. One that pays ends the tries; after the last of others, sleep."""
+    def count(self, length: int, *, pays: bool) -> None:
+        """Count a proposal for a text of `length` tokens. One that pays ends the tries; after the last try, sleep."""
         if pays:
             self._sleep, self.tries = _SLEEP, 0
         else:
@@ -254,28 +250,29 @@ class _Backoff:
             if self.tries == 0:
                 self.sleep(length)
 
-    def sleep(self, length: int) -> None:
+    def sleep(self, length: int, *, longer: bool = True) -> None:
+        """Sleep from the next step on, and the next time twice as long; then try."""
         self.asleep_until, self.tries = length + 1 + self._sleep, _TRIES
-        self._sleep = min(2 * self._sleep, _LONGEST_SLEEP)
+        self._sleep = min(2 * self._sleep, _LONGEST_SLEEP) if longer else _SLEEP
 
 
-class _Asked:
+class _MethodInRequest:
     """A draft method in one request."""
 
     def __init__(self, stats: DraftStats, request: DraftRequest) -> None:
         self.stats = stats
         self.proposer: Proposer = stats.method.start(request)
         self.asleep_until = 0  # length of the text
-        self._trials: dict[int, _Backoff] = {}
+        self._backoffs: dict[int, _Backoff] = {}
 
-    def trial(self, match_length: int) -> _Backoff:
-        return self._trials.setdefault(match_length, _Backoff())
+    def backoff(self, match_length: int) -> _Backoff:
+        return self._backoffs.setdefault(match_length, _Backoff())
 
 
 class _Offer(NamedTuple):
     """What a method would propose."""
 
-    asked: _Asked
+    method: _MethodInRequest
     length: DraftLength
     match_length: int
     ready: Sequence[int]  # the proposal of a look-up
@@ -287,23 +284,20 @@ class AdaptingDrafter:
 
     def __init__(self, request: DraftRequest, stats: Sequence[DraftStats], controller: SpeculationController) -> None:
         self._request, self._controller = request, controller
-        self._asked = [_Asked(each, request) for each in stats]
-        self._awake_at = 0  # length of the text at which a method is asked next
+        self._methods = [_MethodInRequest(each, request) for each in stats]
+        self._asleep_until = 0  # length of the text
         self._pending: tuple[_Offer, Sequence[int]] | None = None
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         self._pending, length = None, len(history)
-        if length < self._awake_at or self._controller.is_due_plain:
+        if length < self._asleep_until or self._controller.is_due_plain:
             return ()
-        offers = [
-            offer
-            for each in self._asked
-            if each.asleep_until <= length and (offer := self._offer(each, history, limit))
-        ]
+        awake = [each for each in self._methods if each.asleep_until <= length]
+        offers = [offer for each in awake if (offer := self._offer(each, history, limit))]
         proposal = self._draft(max(offers, key=lambda offer: offer.length.speed_up), history) if offers else ()
-        self._awake_at = min(each.asleep_until for each in self._asked)
+        self._asleep_until = min(each.asleep_until for each in self._methods)
         if self._request.hidden is not None:
-            readers = [each.asleep_until for each in self._asked if each.stats.method.reads_hidden]
+            readers = [each.asleep_until for each in self._methods if each.stats.method.reads_hidden]
             self._request.hidden.read_from = min(readers, default=0)
         return proposal
 
@@ -316,15 +310,15 @@ class AdaptingDrafter:
             if guess != token:
                 break
             right += 1
-        offer.asked.stats.add_verified(right, len(proposal), offer.match_length)
+        offer.method.stats.add_verified(right, len(proposal), offer.match_length)
 
     def close(self) -> None:
-        for each in self._asked:
+        for each in self._methods:
             each.proposer.close()
 
-    def _offer(self, asked: _Asked, history: Sequence[int], limit: int) -> _Offer | None:
+    def _offer(self, method: _MethodInRequest, history: Sequence[int], limit: int) -> _Offer | None:
         """Return what the method would propose if that pays or may be tried; else it sleeps."""
-        stats, proposer, length = asked.stats, asked.proposer, len(history)
+        stats, proposer, length = method.stats, method.proposer, len(history)
         limit, match_length, read_s = min(limit, stats.method.tokens), 0, 0.0
         ready: Sequence[int] = ()
         if stats.is_lookup:
@@ -332,41 +326,38 @@ class AdaptingDrafter:
             limit, match_length = len(ready), proposer.match_length
         else:
             read_s = proposer.catch_up_s(history) * self._controller.times.slowness.value
-        trial = asked.trial(match_length)
-        if limit and trial.asleep_until <= length:
-            if trial.tries:
+        backoff = method.backoff(match_length)
+        if limit and backoff.asleep_until <= length:
+            if backoff.tries:
                 stats.acceptance(match_length).forget()
             chosen = self._controller.choose(stats, stats.acceptance(match_length), limit, read_s)
             self._controller.latest = chosen
-            if chosen.tokens and (trial.tries or (chosen.pays and self._is_worth_reading(chosen, length, read_s))):
-                return _Offer(asked, chosen, match_length, ready, read_s)
-            if chosen.pays:
-                trial.count(pays=True, length=length)  # the budget is used up; do not sleep for longer every time
-            trial.sleep(length)
-        asked.asleep_until = trial.asleep_until
+            if chosen.tokens and (backoff.tries or (chosen.pays and self._is_worth_reading(chosen, length, read_s))):
+                return _Offer(method, chosen, match_length, ready, read_s)
+            backoff.sleep(length, longer=not chosen.pays)  # one that pays waits only for the budget, or a next request
+        method.asleep_until = backoff.asleep_until
         if stats.is_lookup:
             # With a small model the look-up itself takes a measurable share of each step: skip some steps.
             skipped = stats.method.draft_s(1) / (_LOOKUP_LOSS * self._controller.plain_step_s())
-            asked.asleep_until = length + 1 + int(skipped)
+            method.asleep_until = length + 1 + int(skipped)
         return None
 
     def _is_worth_reading(self, chosen: DraftLength, length: int, read_s: float) -> bool:
         """Return True if the rest of the answer can gain what reading the text for the drafter takes."""
         gain_s = (self._request.max_length - length) * self._controller.plain_step_s() * (1 - 1 / chosen.speed_up)
-        return gain_s > 2.0 * read_s  # the answer may end early
+        return gain_s >= 2.0 * read_s  # the answer may end early
 
     def _draft(self, offer: _Offer, history: Sequence[int]) -> Sequence[int]:
         """Return the proposal of an offer."""
-        asked, tokens = offer.asked, offer.length.tokens
-        stats, trial = asked.stats, asked.trial(offer.match_length)
-        trial.count(pays=offer.length.pays, length=len(history))
+        method, stats, tokens = offer.method, offer.method.stats, offer.length.tokens
+        backoff = method.backoff(offer.match_length)
+        backoff.count(len(history), pays=offer.length.pays)
         self._controller.latest = offer.length
-        if offer.ready:
-            proposal, seconds = offer.ready[:tokens], 0.0
-        else:
-            asked.asleep_until = trial.asleep_until
+        proposal, seconds = offer.ready[:tokens], 0.0
+        if not stats.is_lookup:
+            method.asleep_until = backoff.asleep_until
             started = perf_counter()
-            proposal = asked.proposer.propose(history, tokens)
+            proposal = method.proposer.propose(history, tokens)
             seconds = perf_counter() - started
             if not offer.read_s:
                 stats.add_time(len(proposal), seconds)
