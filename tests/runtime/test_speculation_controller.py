@@ -10,7 +10,13 @@ import pytest
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.planner.memory import LONE_VERIFIED_ROWS, verified_rows
 from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.speculation.controller import Acceptance, AdaptingDrafter, DraftStats, SpeculationController
+from edgekit.runtime.speculation.controller import (
+    Acceptance,
+    AdaptingDrafter,
+    DraftStats,
+    SpeculationController,
+    StepTimes,
+)
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
@@ -186,6 +192,27 @@ def test_busy_machine_does_not_turn_drafting_off_for_good() -> None:
     plain.answer(6000, 0.0)
     assert busy.controller.drafted_steps > 0.85 * busy.controller.steps
     assert busy.speed_up / plain.speed_up > 0.9 * quiet.speed_up
+
+
+def test_a_plain_step_is_known_to_slow_down_with_the_machine_while_every_step_drafts() -> None:
+    times = StepTimes(Costs(USUAL))
+    for tokens in (1, 2):
+        for _ in range(30):
+            times.add(1, tokens, USUAL[tokens])
+    for _ in range(60):
+        times.add(1, 2, 2.0 * USUAL[2])
+    assert times.seconds(1, 1) > 1.2
+    assert times.seconds(1, 2) == pytest.approx(2.0 * USUAL[2], rel=0.05)
+
+
+def test_accepted_drafts_that_are_computed_again_are_charged() -> None:
+    controller = SpeculationController(Costs(USUAL), replays=True)
+    stats = DraftStats(Kind(0.1), controller.times)
+    assert controller.choose(stats, stats.acceptance(0), 3).tokens
+    for _ in range(3):
+        controller.begin(1)
+        controller.end(1, 8, 1, USUAL[8])
+    assert not controller.choose(stats, stats.acceptance(0), 3).tokens
 
 
 def test_drafting_follows_the_predictability_of_the_text() -> None:
