@@ -227,7 +227,7 @@ def test_a_method_that_does_not_pay_sleeps_longer_every_time_until_the_text_chan
     while len(history) < 1200:
         run.step(drafter, history, 0.0)
     gaps = [later - asked - 1 for asked, later in zip(kind.asked, kind.asked[1:], strict=False) if later > asked + 1]
-    assert gaps == sorted(gaps) and gaps[0] in (8, 9) and gaps[-1] in (128, 129)
+    assert [gap // 8 * 8 for gap in gaps[:5]] == [8, 16, 32, 64, 128] and min(gaps[5:]) >= 128
     drafted = [bool(run.step(drafter, history, 0.95)) for _ in range(400)]
     assert not any(drafted[:20])
     assert sum(drafted[-100:]) >= 95

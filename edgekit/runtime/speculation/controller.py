@@ -28,7 +28,7 @@ _FIRST_PLAIN = 4  # plain steps of several requests before they draft: what they
 _FIRST_GUESS, _GUESS_TRIALS = 0.65, 3  # the first guess of acceptance, and how many trials it is worth
 _LOOKUP_S = 3e-5  # methods that are quicker propose first, and are then judged by their match
 _LOOKUP_LOSS = 0.0025  # share of a step that look-ups may cost which find nothing
-_OUTLIER = 3.0  # a measured time counts as at most this many times what was expected
+_OUTLIER = 2.0  # a measured time counts as at most this many times what was expected
 
 
 class Average:
@@ -78,15 +78,20 @@ class StepTimes:
 
     def add(self, requests: int, tokens: int, seconds: float) -> None:
         """Learn from a step with `tokens` tokens of all requests."""
-        ratio = min(seconds / self.seconds(requests, tokens / requests), _OUTLIER)
-        slowness, known = self.slowness, self._corrections.setdefault(requests, {})
-        if tokens == 1:
-            slowness.add(ratio * slowness.value)
-            return
+        ratio = seconds / self.seconds(requests, tokens / requests)
         correction = self._correction(requests, tokens / requests)
-        known.setdefault(tokens, Average(1.0, share=0.1)).add(ratio * correction)
+        known = self._corrections.setdefault(requests, {})
+        if requests > 1 and tokens not in known:  # what several requests share was not calibrated
+            known[tokens] = Average(ratio * correction, share=0.1, trials=1)
+            return
+        ratio = min(ratio, _OUTLIER)
+        if tokens == 1:
+            self.slowness.add(ratio * self.slowness.value)
+            return
+        # Begin like the nearest size: one that a single disturbed step made look dear is not chosen again.
+        known.setdefault(tokens, Average(correction, share=0.1, trials=4)).add(ratio * correction)
         # The machine's speed changes while all steps draft; the average of ratios stays what it is.
-        slowness.value *= 1 + 0.02 * (ratio - 1)
+        self.slowness.value *= 1 + 0.02 * (ratio - 1)
 
     def _correction(self, requests: int, tokens: float) -> float:
         """Return the measured correction of the nearest number of tokens."""
@@ -205,10 +210,9 @@ class SpeculationController:
         self.times.add(requests, computed, seconds - self._drafting_s)
         plain_s = seconds
         if is_drafted or self._drafting_s:
-            # A step that another program delayed must not count against drafting.
-            expected_s = self.times.seconds(requests, computed / requests) + self._drafting_s
             plain_s = generated / requests * self.plain_step_s(requests)
-            self._settle(plain_s - min(seconds, _OUTLIER * expected_s))
+            # As expected, not as measured: a step that another program delayed must not count against drafting.
+            self._settle(plain_s - self.times.seconds(requests, computed / requests) - self._drafting_s)
         self._budget_s = min(self._budget_s + _LOSS * seconds, _MOST_STEPS * self.plain_step_s(requests))
         self._since_plain = self._since_plain + 1 if is_drafted else 0
         self.steps += 1
