@@ -554,6 +554,10 @@ class Eager(SpeculationController):
     def end(self, requests: int, computed: int, generated: int, seconds: float) -> None:
         """Learn nothing."""
 
+    @property
+    def is_due_plain(self) -> bool:
+        return False
+
 
 def kind_of(name: str, runtime: Any, draft: str) -> Any:
     """A drafter that always drafts, paying or not; `auto` chooses among all of them by how often they are right."""

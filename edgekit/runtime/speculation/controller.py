@@ -24,7 +24,7 @@ _FIRST_STEPS, _MOST_STEPS = 5.0, 40.0  # plain steps that it may lose at first, 
 _SLEEP, _LONGEST_SLEEP = 8, 128  # steps
 _TRIES = 4  # proposals after a sleep, although they promise nothing
 _PLAIN_EVERY = 64  # while drafting pays, one step in this many is plain, so that both sides stay measured
-_FIRST_PLAIN = 4  # plain steps of several requests before they draft: what they share is not calibrated
+_FIRST_PLAIN = 3  # plain steps before drafting: the machine may be slower than at the calibration
 _FIRST_GUESS, _GUESS_TRIALS = 0.65, 3  # the first guess of acceptance, and how many trials it is worth
 _LOOKUP_S = 3e-5  # methods that are quicker propose first, and are then judged by their match
 _LOOKUP_LOSS = 0.0025  # share of a step that look-ups may cost which find nothing
@@ -72,8 +72,8 @@ class StepTimes:
         return requests * self.costs.of(tokens) * self._correction(requests, tokens) * self.slowness.value
 
     def num_plain(self, requests: int) -> int:
-        """Return how many plain steps of several requests were measured."""
-        measured = self._corrections.get(requests, {}).get(requests)
+        """Return how many plain steps were measured."""
+        measured = self.slowness if requests == 1 else self._corrections.get(requests, {}).get(requests)
         return measured.count if measured else 0
 
     def add(self, requests: int, tokens: int, seconds: float) -> None:
@@ -84,7 +84,7 @@ class StepTimes:
         if requests > 1 and tokens not in known:  # what several requests share was not calibrated
             known[tokens] = Average(ratio * correction, share=0.1, trials=1)
             return
-        ratio = min(ratio, _OUTLIER)
+        ratio = min(ratio, _OUTLIER) if self.slowness.count else ratio
         if tokens == 1:
             self.slowness.add(ratio * self.slowness.value)
             return
@@ -108,7 +108,7 @@ class DraftStats:
     def __init__(self, method: DraftMethod, times: StepTimes) -> None:
         self.method, self._times = method, times
         self.is_lookup = method.draft_s(1) < _LOOKUP_S
-        self.gained_s = 0.0  # what the method may lose again, in addition to the budget of all
+        self.gained = 0.0  # plain steps that the method may lose again, in addition to the budget of all
         self.proposed = 0
         self.right: list[int] = []  # by place in a proposal, for reports
         self.tried: list[int] = []
@@ -161,7 +161,7 @@ class SpeculationController:
         self._since_plain = 0
         self._drafting: list[DraftStats] = []  # of the proposals in this step
         self._drafting_s = 0.0
-        self._budget_s = _FIRST_STEPS * costs.one
+        self._budget = _FIRST_STEPS  # in plain steps, because the speed of the machine changes
         self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
         self.steps = self.drafted_steps = self.tokens = 0
         self.latest: DraftLength | None = None  # the latest decision
@@ -174,9 +174,7 @@ class SpeculationController:
     @property
     def is_due_plain(self) -> bool:
         """True if this step must be plain, to measure plain steps."""
-        if self._since_plain >= _PLAIN_EVERY:
-            return True
-        return self._requests > 1 and self.times.num_plain(self._requests) < _FIRST_PLAIN
+        return self._since_plain >= _PLAIN_EVERY or self.times.num_plain(self._requests) < _FIRST_PLAIN
 
     def plain_step_s(self, requests: int | None = None) -> float:
         return self.times.seconds(requests or self._requests, 1)
@@ -184,7 +182,7 @@ class SpeculationController:
     def choose(self, stats: DraftStats, acceptance: Acceptance, limit: int, read_s: float = 0.0) -> DraftLength:
         """Choose the number of tokens that promises most, among those whose loss is affordable after `read_s`."""
         requests, plain_s = self._requests, self.plain_step_s()
-        affordable_s = plain_s + self._budget_s + stats.gained_s - read_s
+        affordable_s = plain_s * (1.0 + self._budget + stats.gained) - read_s
         rows = verified_rows(requests) // max(1, requests)  # for which memory was admitted
         tokens, best, promised = 0, 0.0, 0.0
         chance, accepted = 1.0, 0.0
@@ -212,8 +210,9 @@ class SpeculationController:
         if is_drafted or self._drafting_s:
             plain_s = generated / requests * self.plain_step_s(requests)
             # As expected, not as measured: a step that another program delayed must not count against drafting.
-            self._settle(plain_s - self.times.seconds(requests, computed / requests) - self._drafting_s)
-        self._budget_s = min(self._budget_s + _LOSS * seconds, _MOST_STEPS * self.plain_step_s(requests))
+            expected_s = self.times.seconds(requests, computed / requests) + self._drafting_s
+            self._settle((plain_s - expected_s) / self.plain_step_s(requests))
+        self._budget = min(self._budget + _LOSS * seconds / self.plain_step_s(requests), _MOST_STEPS)
         self._since_plain = self._since_plain + 1 if is_drafted else 0
         self.steps += 1
         self.drafted_steps += is_drafted
@@ -221,20 +220,19 @@ class SpeculationController:
         self.plain_s += plain_s
         self.spent_s += seconds
 
-    def _settle(self, gained_s: float) -> None:
-        """Credit the methods of this step with its gain. A loss takes what they had gained, and then the budget of all.
+    def _settle(self, gained: float) -> None:
+        """Credit the methods of this step with its gain, in plain steps. A loss takes that, and then the budget of all.
 
         So a method that never pays cannot spend what another one gains, but for the share that is lent to the budget.
         """
         if not self._drafting:  # accepted drafts were computed again
-            self._budget_s += min(0.0, gained_s)
+            self._budget += min(0.0, gained)
             return
-        share_s = gained_s / len(self._drafting)
-        most_s = _MOST_STEPS * self.plain_step_s()
+        share = gained / len(self._drafting)
         for stats in self._drafting:
-            kept_s = (1 - _LENT) * share_s if share_s > 0 else max(share_s, -stats.gained_s)
-            stats.gained_s = min(stats.gained_s + kept_s, most_s)
-            self._budget_s += share_s - kept_s
+            kept = (1 - _LENT) * share if share > 0 else max(share, -stats.gained)
+            stats.gained = min(stats.gained + kept, _MOST_STEPS)
+            self._budget += share - kept
 
 
 class _Backoff:
