@@ -8,9 +8,7 @@ from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
     from edgekit.runtime.speculation.costs import CostProbe, known_share
-    from edgekit.runtime.speculation.draft_method import DraftMethod, Proposer
-    from edgekit.runtime.speculation.draft_source import DraftSource, DraftTarget
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.draft_method import DraftMethod, DraftRequest, DraftSource, DraftTarget, Proposer
     from edgekit.runtime.speculation.drafting import draft
 
 __all__ = [
@@ -28,9 +26,13 @@ __getattr__ = lazy(
     __name__,
     {
         "edgekit.runtime.speculation.costs": ["CostProbe", "known_share"],
-        "edgekit.runtime.speculation.draft_method": ["DraftMethod", "Proposer"],
-        "edgekit.runtime.speculation.draft_source": ["DraftSource", "DraftTarget"],
-        "edgekit.runtime.speculation.drafters": ["DraftRequest"],
+        "edgekit.runtime.speculation.draft_method": [
+            "DraftMethod",
+            "DraftRequest",
+            "DraftSource",
+            "DraftTarget",
+            "Proposer",
+        ],
         "edgekit.runtime.speculation.drafting": ["draft"],
     },
 )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.errors import InvalidInput
-from edgekit.runtime.speculation.drafters import Backoff, DraftRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.drafter import Drafter
     from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Logprob, Sampler
+    from edgekit.runtime.speculation.draft_method import DraftRequest
     from edgekit.runtime.speculation.drafters import DrafterFactory
 
 
@@ -30,7 +30,6 @@ class Decoding:
         self.proposal: Sequence[int] = ()
         self._drafter: Drafter | None = None
         self._vocabulary = self._max_drafted = 0
-        self._backoff_steps = 0  # further steps in which the drafter is not asked
         self._reports_logprobs = sampler.sampling.logprobs is not None
 
     def start_drafter(self, factory: DrafterFactory, request: DraftRequest, capabilities: Capabilities) -> None:
@@ -40,23 +39,14 @@ class Decoding:
         self._max_drafted = min(limit for limit in limits if limit is not None)
         self._vocabulary = capabilities.vocabulary
 
-    def begin_step(self) -> bool:
-        """Drop the last proposal; return True if the drafter should be asked for the next one."""
-        self.proposal = ()
-        if self._drafter is None:
-            return False
-        if self._backoff_steps:
-            self._backoff_steps -= 1
-            return False
-        return True
-
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """Set and return the `proposal` of at most `limit` tokens after `tokens`; it may be empty."""
-        assert self._drafter is not None
+        self.proposal = ()
+        if self._drafter is None:
+            return ()
         limit = min(limit, self._max_drafted)
         proposal = self._drafter.propose(tokens, limit) if limit > 0 else ()
         if not len(proposal):
-            self._backoff_steps = proposal.steps if isinstance(proposal, Backoff) else 0
             return ()
         if len(proposal) > limit or min(proposal) < 0 or max(proposal) >= self._vocabulary:
             raise InvalidInput(f"the drafter proposed {len(proposal)} tokens, allowed {limit}, or unknown ones")
@@ -75,7 +65,7 @@ class Decoding:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Tell the drafter which tokens the step generated."""
-        if self._drafter is not None and not self._backoff_steps:
+        if self._drafter is not None:
             self._drafter.observe(tokens)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
 from edgekit.runtime.generation.tokenizer import ENDLESS_TOKENS, SHORTEN
 from edgekit.runtime.metrics import RequestCounters, Timings
-from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.runtime.text_assembler import TextAssembler
 
@@ -195,7 +195,7 @@ class Request:
         self.counters.evictions += limits.policy.make_room(state, self.tokens)
         remaining = limits.policy.remaining_capacity(state.length)
         if pending == 1:
-            proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
+            proposal = self._propose(state, remaining)
             self.num_computed = state.num_replayed + 1 + len(proposal)
             hidden = self._hidden.ask(len(proposal) + 1, len(self.tokens) + 1 + len(proposal))
             return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1, features=hidden)

@@ -20,7 +20,6 @@ from edgekit.runtime.histograms import RequestHistograms
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.metrics import Metrics, RuntimeCounters
 from edgekit.runtime.request import Request, Status
-from edgekit.runtime.speculation.controller import DraftStep
 from edgekit.runtime.text_assembler import TextAssembler
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class Scheduler:
             has_answered = any(request.finish_reason not in (None, "cancelled") for request in running)
             self._tell_watchers(lambda watcher: watcher.after_step(new_tokens, has_answered))
         if self._controller is not None:
-            _tell(self._controller, batch, num_tokens, engine_s, total_s)
+            _tell(self._controller, batch, new_tokens, total_s)
 
     def _tell_watchers(self, tell: Callable[[StepWatcher], None]) -> None:
         """Call every watcher. One that fails is not called again, because no request depends on it."""
@@ -373,16 +372,12 @@ def separate_suspects(batch: Batch) -> list[Batch]:
     return [part for part in (together, *([each] for each in batch if each[0].is_suspect)) if part]
 
 
-def _tell(controller: SpeculationController, batch: Batch, num_tokens: int, engine_s: float, total_s: float) -> None:
-    """Report a step to the speculation controller, unless it can be skipped, or a request failed or only reads text."""
-    is_lone_token = len(batch) == 1 and len(batch[0][1].tokens) == batch[0][0].num_computed == 1
-    if is_lone_token and controller.skips_plain_step():
-        return
-    verified, new_tokens = list[int](), -num_tokens
+def _tell(controller: SpeculationController, batch: Batch, new_tokens: int, total_s: float) -> None:
+    """Report a step to the speculation controller, unless a prompt was processed, or a request failed or only reads."""
+    computed = 0
     for request, chunk in batch:
-        if request.error is not None or not request.generates:
+        if request.error is not None or not request.generates or chunk.num_logits != len(chunk.tokens):
             return
-        new_tokens += len(request.tokens)
-        if chunk.num_logits == len(chunk.tokens):
-            verified.append(request.num_computed)
-    controller.end(DraftStep(verified, len(verified) < len(batch), new_tokens, engine_s, total_s))
+        computed += request.num_computed
+    if batch:
+        controller.end(len(batch), computed, new_tokens, total_s)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.drafter import Drafter
-from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.draft_method import DraftRequest
 
 if TYPE_CHECKING:
     from edgekit.runtime.speculation.controller import SpeculationController

@@ -36,7 +36,7 @@ from edgekit.plugins import load_target
 from edgekit.runtime.generation.sampling import gumbel_argmax
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.controller import DraftStep, SpeculationController
+from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, by_turns, known_costs
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams, TextIndex
@@ -551,8 +551,12 @@ def answers(runtime: Any, prompts: Sequence[str], options: dict[str, Any]) -> li
 class Eager(SpeculationController):
     """A controller that goes on believing that verifying and drafting are free."""
 
-    def end(self, step: DraftStep) -> None:
+    def end(self, requests: int, computed: int, generated: int, seconds: float) -> None:
         """Learn nothing."""
+
+    @property
+    def is_due_plain(self) -> bool:
+        return False
 
 
 def kind_of(name: str, runtime: Any, draft: str) -> Any:

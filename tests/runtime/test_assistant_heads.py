@@ -31,7 +31,7 @@ from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
 from edgekit.model.heads import read_head
 from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 DRAFTED = 270  # of the small model's tokens, for a head without clusters

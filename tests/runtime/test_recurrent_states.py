@@ -11,10 +11,10 @@ from speculating import SOURCES
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import Unsupported
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.acceptance import Acceptance
-from edgekit.runtime.speculation.controller import SpeculationController
+from edgekit.runtime.speculation.controller import Acceptance, DraftStats, SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs
 from edgekit.runtime.speculation.draft_model import draft_kv_config
+from edgekit.runtime.speculation.ngram import Ngrams
 from edgekit.testing import FakeEngine
 
 SIZE = codec().vocabulary
@@ -80,17 +80,15 @@ def test_a_draft_with_a_recurrent_part_is_refused_by_name() -> None:
 def test_draft_cost_includes_replays() -> None:
     """Each accepted token is computed once more, so a draft that pays without a recurrent part may not with one."""
 
-    class Free:
-        def draft_s(self, tokens: int) -> float:
-            return 0.0
-
     costs = Costs({1: 1.0, 2: 1.6, 4: 2.4, 8: 4.0, 16: 7.2})
-    sure = Acceptance(guess=0.9)
+    sure = Acceptance()
+    for _ in range(200):
+        sure.add(1.0)
     speeds = []
     for replays in (False, True):
         controller = SpeculationController(costs, replays=replays)
         controller.begin(1)
-        speeds.append(controller.choose(sure, Free(), 3).speed_up)
+        speeds.append(controller.choose(DraftStats(Ngrams(), controller.times), sure, 3).speed_up)
     assert speeds[0] > 1.3 * speeds[1]
 
 

@@ -1,18 +1,34 @@
-"""A way to propose tokens, and its measurements over all requests of a runtime."""
+"""What a draft method is made of: the source that opens it, the method, and its proposer for each request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
-
-from edgekit.runtime.speculation.acceptance import Acceptance
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from edgekit.runtime.speculation.controller import SpeculationController
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.artifact.artifact import Artifact
+    from edgekit.contracts.engine import Engine, State
+    from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+    from edgekit.contracts.plan import Plan
+    from edgekit.runtime.generation.grammar import Grammar
+    from edgekit.runtime.generation.sampling import Sampler
+    from edgekit.runtime.generation.tokenizer import Codec
+    from edgekit.runtime.speculation.costs import Costs
+    from edgekit.runtime.speculation.hidden_log import HiddenLog
 
-_NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
-_FREE_S = 3e-5  # cheaper methods propose before the length is chosen
+
+class DraftRequest(NamedTuple):
+    """The parts of a request that its drafter reads. The drafter must not change them."""
+
+    prompt: Sequence[int]
+    sampler: Sampler  # fork it to draft with the request's noise and penalties
+    policy: KVEvictionPolicy
+    max_length: int  # of prompt and answer together, in tokens
+    state: Callable[[], State | None]  # returns the target's state; None unless the request is running
+    grammar: Grammar | None = None
+    eos: frozenset[int] = frozenset()
+    hidden: HiddenLog | None = None  # the target's hidden states; a drafter that reads them sets `most_tokens`
 
 
 class Proposer(Protocol):
@@ -52,45 +68,35 @@ class DraftMethod(Protocol):
     def close(self) -> None: ...
 
 
-class DraftStats:
-    """The measurements of one draft method, over all requests."""
+class DraftTarget(NamedTuple):
+    """The open model that a method drafts for."""
 
-    def __init__(self, method: DraftMethod, controller: SpeculationController) -> None:
-        self.method, self._controller = method, controller
-        self.is_free = method.draft_s(1) < _FREE_S
-        self.by_match_length: dict[int, Acceptance] = {}
-        self.right: list[int] = []  # by position, without decay: for reports
-        self.tried: list[int] = []
-        self.proposed = self.accepted = 0
-        # Measured / calibrated seconds of drafting, corrected for the machine's slowness. The first measurements count
-        # more: calibration repeats one call, whose weights stay in the processor's caches, and tries are rare.
-        self._correction, self._num_timed = 1.0, 0
+    engine: Engine
+    artifact: Artifact
+    codec: Codec
+    costs: Costs  # of its calls
+    policy: KVEvictionPolicy
+    kv_config: KVCacheConfig
 
-    def acceptance(self, match_length: int) -> Acceptance:
-        if match_length not in self.by_match_length:
-            # The longer the match, the likelier the proposal.
-            self.by_match_length[match_length] = Acceptance(guess=(0.65, 0.4, 0.5, 0.65, 0.75)[min(match_length, 4)])
-        return self.by_match_length[match_length]
 
-    def draft_s(self, tokens: int) -> float:
-        """Seconds to draft `tokens` tokens at the machine's current speed."""
-        return self.method.draft_s(tokens) * self._correction * (1.0 if self.is_free else self._controller.slowness)
+class DraftSource(ABC):
+    """Opens one kind of draft method. The option is its name, or `NAME:ARGUMENT`."""
 
-    def add_time(self, tokens: int, seconds: float) -> None:
-        """Learn from the measured time of drafting `tokens` tokens."""
-        if tokens and not self.is_free:
-            measured = seconds / (self.method.draft_s(tokens) * self._controller.slowness)
-            self._num_timed += 1
-            share = max(_NEW_SHARE, 1 / (1 + self._num_timed))
-            self._correction += share * (min(measured, 3 * self._correction) - self._correction)
+    def check(self, argument: str) -> None:  # noqa: B027 - optional, like all but `open`
+        """Refuse a wrong argument before anything is loaded. Raises `InvalidInput`."""
 
-    def add_verified(self, right: int, proposed: int) -> None:
-        """Count a proposal whose first `right` tokens were accepted."""
-        self.proposed += proposed
-        self.accepted += right
-        for index in range(min(right + 1, proposed)):
-            if index == len(self.tried):
-                self.right.append(0)
-                self.tried.append(0)
-            self.right[index] += index < right
-            self.tried[index] += 1
+    def suits(self, plan: Plan) -> bool:
+        """Return whether `draft="auto"` uses this source with the artifact of `plan`."""
+        return False
+
+    def reads_hidden(self, plan: Plan) -> bool:
+        """Return whether its methods read the target's hidden states, which take memory."""
+        return False
+
+    def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
+        """Predict the private memory of drafting for `sequences` texts of `tokens` tokens."""
+        return 0
+
+    @abstractmethod
+    def open(self, argument: str, target: DraftTarget) -> DraftMethod:
+        """Open the method, which the runtime closes. Raises `Unsupported` if this artifact does not have it."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Engine, State
     from edgekit.contracts.kv_policy import KVEvictionPolicy
     from edgekit.runtime.speculation.costs import Costs
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.draft_method import DraftRequest
 
 
 class DraftModel:

@@ -6,39 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.contracts.drafter import Drafter
-from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 if TYPE_CHECKING:
-    from edgekit.contracts.engine import State
-    from edgekit.contracts.kv_policy import KVEvictionPolicy
-    from edgekit.runtime.generation.grammar import Grammar
-    from edgekit.runtime.generation.sampling import Sampler
     from edgekit.runtime.speculation.controller import SpeculationController
-
-
-class DraftRequest(NamedTuple):
-    """The parts of a request that its drafter reads. The drafter must not change them."""
-
-    prompt: Sequence[int]
-    sampler: Sampler  # fork it to draft with the request's noise and penalties
-    policy: KVEvictionPolicy
-    max_length: int  # of prompt and answer together, in tokens
-    state: Callable[[], State | None]  # returns the target's state; None unless the request is running
-    grammar: Grammar | None = None
-    eos: frozenset[int] = frozenset()
-    hidden: HiddenLog | None = None  # the target's hidden states; a drafter that reads them sets `most_tokens`
-
-
-class Backoff(tuple[int, ...]):
-    """An empty proposal, after which the drafter is not asked for `steps` steps."""
-
-    steps: int
-
-    @staticmethod
-    def of(steps: int) -> Backoff:
-        backoff = Backoff()
-        backoff.steps = steps
-        return backoff
+    from edgekit.runtime.speculation.draft_method import DraftRequest
 
 
 class DrafterFactory(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.draft_method import DraftRequest
 
     TokenLogits = NDArray[np.float32]  # [vocabulary]
 

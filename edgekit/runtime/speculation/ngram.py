@@ -15,7 +15,7 @@ from edgekit.contracts.drafter import LOOKUP_TOKENS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.draft_method import DraftRequest
 
 LONGEST, SHORTEST = 4, 2  # tokens of a match; the longest is tried first
 KEPT_TOKENS = 1 << 14  # newest tokens of a text in the index; it may grow to twice as many

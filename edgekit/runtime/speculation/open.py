@@ -21,14 +21,13 @@ from edgekit.plugins import DRAFTERS, added_names, load_added
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
+from edgekit.runtime.speculation.draft_method import DraftMethod, DraftSource, DraftTarget
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
-from edgekit.runtime.speculation.draft_source import DraftSource, DraftTarget
 from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
 from edgekit.runtime.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
-    from edgekit.runtime.speculation.draft_method import DraftMethod
 
 OFF, AUTO, NGRAM, MODEL = "off", "auto", "ngram", "model"
 _MAX_CORPUS_BYTES = 64 * MIB

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidOption
-from edgekit.runtime.speculation.adaptive import AdaptingDrafter
-from edgekit.runtime.speculation.draft_method import DraftStats
+from edgekit.runtime.speculation.controller import AdaptingDrafter, DraftStats
 from edgekit.runtime.speculation.draft_model import DraftModel
 
 if TYPE_CHECKING:
     from edgekit.runtime.speculation.controller import SpeculationController
-    from edgekit.runtime.speculation.draft_method import DraftMethod
-    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.draft_method import DraftMethod, DraftRequest
 
 
 class Proposals(Frozen):
@@ -49,7 +47,7 @@ class Speculation:
     def __init__(self, methods: Sequence[DraftMethod], controller: SpeculationController) -> None:
         assert methods
         self.controller = controller
-        self._stats = [DraftStats(method, controller) for method in methods]
+        self._stats = [DraftStats(method, controller.times) for method in methods]
 
     @property
     def tokens(self) -> int:
@@ -73,10 +71,9 @@ class Speculation:
         return AdaptingDrafter(request, self._stats, self.controller)
 
     def report(self) -> SpeculationReport:
-        controller = self.controller
-        promised = controller.promised
-        is_on = promised is not None and controller.pays(promised) and not controller.is_overdrawn
-        plain = controller.costs.one
+        controller, latest = self.controller, self.controller.latest
+        costs = controller.times.costs
+        is_on = latest is not None and latest.pays and latest.tokens > 0
         return SpeculationReport(
             is_on=is_on,
             reason=self._reason(is_on),
@@ -84,17 +81,17 @@ class Speculation:
                 Proposals(
                     name=each.method.name,
                     proposed=each.proposed,
-                    accepted=each.accepted,
+                    accepted=sum(each.right),
                     acceptance=tuple(right / tried for right, tried in zip(each.right, each.tried, strict=True)),
-                    draft_cost=each.method.draft_s(4) / 4 / plain,
+                    draft_cost=each.method.draft_s(4) / 4 / costs.one,
                 )
                 for each in self._stats
             ),
             steps=controller.steps,
             drafted_steps=controller.drafted_steps,
             tokens_per_step=controller.tokens / controller.steps if controller.steps else None,
-            verify_cost=controller.costs.ratios(),
-            estimated_speed_up=promised,
+            verify_cost=costs.ratios(),
+            estimated_speed_up=latest.speed_up if latest else None,
             measured_speed_up=controller.plain_s / controller.spent_s if controller.spent_s else None,
             draft_bytes=self.bytes,
         )
@@ -110,11 +107,10 @@ class Speculation:
             each.method.close()
 
     def _reason(self, is_on: bool) -> str:
-        promised = self.controller.promised
-        if promised is None:
+        latest = self.controller.latest
+        if latest is None:
             return "nothing was proposed yet"
-        if is_on:
-            return f"it promises {promised:.2f} times the plain speed"
-        if self.controller.is_overdrawn:
+        if latest.pays and not is_on:
             return "its loss budget is used up; drafting resumes when the budget has grown again"
-        return f"it promises {promised:.2f} times the plain speed; it is tried again from time to time"
+        promise = f"it promises {latest.speed_up:.2f} times the plain speed"
+        return promise if is_on else f"{promise}; it is tried again from time to time"
