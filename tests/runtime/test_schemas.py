@@ -123,7 +123,7 @@ def test_a_validator_of_the_class_may_refuse_the_answer() -> None:
     with make_runtime() as runtime:
         timings = runtime.generate("x", max_tokens=1).timings
     assert Answer('{"age": 9}', (), "stop", timings, 0, schema=Cat).parsed == Cat(age=9)
-    with pytest.raises(InvalidAnswer, match="does not follow its schema: .age: ") as caught:
+    with pytest.raises(InvalidAnswer, match=r"does not follow its schema: .age: ") as caught:
         _ = Answer('{"age": 10}', (), "stop", timings, 0, schema=Cat).parsed
     assert "\n" not in str(caught.value)
 
