@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.common.files import is_gguf
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
-from edgekit.contracts.installed import holds_artifact
 from edgekit.errors import InvalidInput, Unsupported, near_names, quote_short
 from edgekit.formats.quant_scheme import QuantScheme
 from edgekit.model.families import bert, is_beside, is_known, model_from_config, supported, with_generation
@@ -112,7 +111,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     path = Path(model)
     if text in BUNDLED:
         opened = _open_bundled(text, need_weights)
-    elif text and holds_artifact(path):
+    elif text and (path / "manifest.json").is_file() and not (path / "config.json").is_file():
         raise InvalidInput(f"{path}: is an artifact already; give the model that it was made of")
     elif text and path.is_dir():
         opened = open_folder(path, _folder_name(path), need_weights)
