@@ -133,21 +133,6 @@ class Runtime(TextReading):
         """Continue a list of token ids. Takes the options of `Options`; raises the errors of `submit`."""
         return self.submit(tokens, **options).answer()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        **options: Unpack[Options],
-    ) -> Stream:
-        """Answer a text, a list of tokens or a list of messages, piece by piece. The same as `submit`.
-
-        >>> for piece in runtime.stream("def add(a, b):"):
-        ...     print(piece.text, end="", flush=True)
-        """
-        return self.submit(prompt, tools=tools, template_options=template_options, **options)
-
     def submit(
         self,
         prompt: Prompt,
@@ -158,11 +143,15 @@ class Runtime(TextReading):
     ) -> Stream:
         """Queue a request and return its stream at once; all queued requests advance while any of them is read.
 
+        `stream` is the same method, for answers that are read piece by piece.
+
         A prompt that begins like an earlier one of the same `tenant` reuses its keys and values. `context`, or
         `window` with `sinks` and `keep`, gives this request less cache than the runtime has.
 
             >>> streams = [runtime.submit(prompt) for prompt in prompts]  # answered together
             >>> answers = [stream.answer() for stream in streams]
+            >>> for piece in runtime.stream("def add(a, b):"):
+            ...     print(piece.text, end="", flush=True)
 
         Args:
             prompt: a text, a list of token ids or a list of messages.
@@ -177,6 +166,8 @@ class Runtime(TextReading):
             Unsupported: this engine or model cannot do what the options ask.
         """
         return self.submit_several(prompt, 1, tools=tools, template_options=template_options, **options)[0]
+
+    stream = submit
 
     def submit_several(
         self,
