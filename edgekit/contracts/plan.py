@@ -125,7 +125,6 @@ class SpeedFacts(Frozen):
     bandwidth_share: Factor = 1.0  # of the bandwidth that decoding reaches on this processor
     layer_s: Factor = 0.0  # for each layer, unless the profile states it
     expert_layer_s: Factor = 0.0  # more, for each layer of experts
-    launch_s: Factor = 0.0
     # Of peak compute in prefill, by number type: the first with a known peak. `float_shares`: of float weights.
     prefill_shares: Shares
     float_shares: Shares = ()  # empty: as integers

@@ -36,7 +36,7 @@ def predict(
     multiplying_s = 2 * active_parameters(model) / one_row if one_row else 0.0
     layer_s = facts.layer_s if layer_ms is None else layer_ms.value / 1000
     experts = sum(layer.experts for layer in model.layers)
-    added_s = facts.launch_s + layer_s * len(model.layers) + facts.expert_layer_s * experts
+    added_s = layer_s * len(model.layers) + facts.expert_layer_s * experts
     step_s = max(reading_s, multiplying_s) + added_s
     prompt_s = None if compute is None else operations_per_token(model) * prompt_tokens / compute + added_s
     basis = (
