@@ -26,7 +26,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
-from edgekit.quant.options import QuantKeywords, QuantOptions
+from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import recipe_of
 from edgekit.quant.pipeline import need_torch, need_torch_for, neutral_weights
 
@@ -112,20 +112,12 @@ class QuantizeOptions(QuantOptions):
     )
 
 
-class QuantizeKeywords(QuantKeywords, total=False):
-    """The fields of `QuantizeOptions` as keyword arguments."""
-
-    bits_per_weight: float | None
-    handover: bool
-    threads: int | None
-
-
 def quantize(
     model: str | Path,
     recipe: str | Recipe | None,
     output: str | Path,
     options: QuantizeOptions | None = None,
-    **given: Unpack[QuantizeKeywords],
+    **given: Any,
 ) -> NeutralWeights:
     """Quantise `model` once, into a folder of neutral weights that every target packs without rounding again.
 
@@ -168,21 +160,13 @@ def quantize(
     return weights
 
 
-class ExportKeywords(PlanOptions, QuantKeywords, total=False):
-    """The fields of `ExportOptions` and of `PlanRequest` as keyword arguments."""
-
-    adapters: Mapping[str, str | Path]
-    with_bom: bool
-    prepare: bool
-
-
 @overload
 def export(
     model_or_plan: str | Path | Plan,
     output: str | Path,
     device: Device | None = ...,
     options: ExportOptions | None = ...,
-    **given: Unpack[ExportKeywords],
+    **given: Any,
 ) -> Artifact: ...
 
 
@@ -192,7 +176,7 @@ def export(
     output: str | Path,
     device: None = ...,
     options: ExportOptions | None = ...,
-    **given: Unpack[ExportKeywords],
+    **given: Any,
 ) -> list[Artifact]: ...
 
 
@@ -201,7 +185,7 @@ def export(
     output: str | Path,
     device: Device | None = None,
     options: ExportOptions | None = None,
-    **given: Unpack[ExportKeywords],
+    **given: Any,
 ) -> Artifact | list[Artifact]:
     """Build the artifact of a model or of a plan, check it against the float model, and seal it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypedDict
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, SkipValidation
 
@@ -17,7 +17,6 @@ from edgekit.quant.compute import Compute
 from edgekit.quant.effort import Effort
 
 CalibrationText: TypeAlias = str | Path | Calibration
-ChosenMethod = Literal["rtn", "gptq", "awq"]
 
 
 class QuantOptions(Frozen):
@@ -29,7 +28,7 @@ class QuantOptions(Frozen):
         default=None,
         description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
     )
-    method: ChosenMethod | None = Field(
+    method: Literal["rtn", "gptq", "awq"] | None = Field(
         default=None, description="Quantisation method; without it, gptq with calibration text, else rtn."
     )
     effort: Effort | None = Field(
@@ -55,16 +54,3 @@ class QuantOptions(Frozen):
     def weights(self) -> ContentStore | None:
         """The store of neutral weights; None: the user's cache."""
         return None if self.store is None else weights_store(Path(self.store))
-
-
-class QuantKeywords(TypedDict, total=False):
-    """The fields of `QuantOptions` as keyword arguments."""
-
-    calibrate: CalibrationText | None
-    method: ChosenMethod | None
-    effort: Effort | None
-    compute: Compute | None
-    store: str | Path | None
-    samples: int
-    sample_length: int
-    report: Reporter
