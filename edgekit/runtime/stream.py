@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import InvalidAnswer, InvalidInput, quote_short
@@ -75,6 +77,27 @@ class Answer:
         return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
 
 
+class _ReadParts:
+    """What was read of an answer, in some 12 bytes a token, because an answer may be endless."""
+
+    def __init__(self) -> None:
+        self.text, self.content, self.reasoning = StringIO(), StringIO(), StringIO()
+        self.tokens = array("i")
+        self.logprobs: list[Logprob] = []
+        self.tool_calls: list[ToolCall] = []
+        self.last: Piece | None = None  # of the whole answer
+
+    def add(self, piece: Piece) -> None:
+        self.text.write(piece.text)
+        self.content.write(piece.content)
+        self.reasoning.write(piece.reasoning)
+        self.tokens.extend(piece.tokens)
+        self.logprobs += piece.logprobs
+        self.tool_calls += piece.tool_calls
+        if piece.finish_reason is not None:
+            self.last = piece
+
+
 class Stream(OwnedByProcess):
     """An answer that is being generated. Iterate over its pieces.
 
@@ -93,7 +116,7 @@ class Stream(OwnedByProcess):
         self._driver, self._request = driver, request  # first: `__del__` reads them
         super().__init__()
         self._reasoning = reasoning
-        self._read: list[Piece] = []
+        self._read = _ReadParts()
         self._schema, self._is_closed = schema, False
         self._tool_calls = ToolCallReader(tools, f"{request.decoding.sampler.seed} {request.prompt_tokens}")
 
@@ -110,22 +133,20 @@ class Stream(OwnedByProcess):
         """Read the rest of the stream and return the whole answer, including the pieces that were read before."""
         for _ in self:
             pass
-        pieces = self._read
-        if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
+        read, last = self._read, self._read.last
+        if last is None or last.finish_reason is None or last.timings is None:
             raise InvalidInput("this stream was closed before its end; ask again")
-        text = "".join(piece.text for piece in pieces)
-        calls = tuple(call for piece in pieces for call in piece.tool_calls)
         return Answer(
-            text=text,
-            tokens=tuple(token for piece in pieces for token in piece.tokens),
-            finish_reason=pieces[-1].finish_reason,
-            timings=pieces[-1].timings,
+            text=read.text.getvalue(),
+            tokens=tuple(read.tokens),
+            finish_reason=last.finish_reason,
+            timings=last.timings,
             seed=self.seed,
-            logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-            content=self._tool_calls.content if calls else "".join(piece.content for piece in pieces),
-            tool_calls=calls,
-            reasoning="".join(piece.reasoning for piece in pieces),
-            stop=pieces[-1].stop,
+            logprobs=tuple(read.logprobs),
+            content=self._tool_calls.content if read.tool_calls else read.content.getvalue(),
+            tool_calls=tuple(read.tool_calls),
+            reasoning=read.reasoning.getvalue(),
+            stop=last.stop,
             schema=self._schema,
         )
 
@@ -190,9 +211,10 @@ class Stream(OwnedByProcess):
         self._driver.cancel_soon(self._request)
 
     def _with_parts(self, piece: Piece) -> Piece:
-        """Set the reasoning, content and completed tool calls of a piece, and remember it."""
-        self._read.append(self._parsed(piece))
-        return self._read[-1]
+        """Set the reasoning, content and completed tool calls of a piece, and remember them."""
+        piece = self._parsed(piece)
+        self._read.add(piece)
+        return piece
 
     def _parsed(self, piece: Piece) -> Piece:
         is_last, reasoning, content = piece.finish_reason is not None, "", piece.text
