@@ -11,9 +11,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgekit.common.log import log
+from edgekit.common.options import one_of
 from edgekit.errors import RuntimeClosed
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.open import open_runtime
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.prompts import Prompt, check_messages, check_text
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.scoring import Score
@@ -68,14 +70,14 @@ class AsyncRuntime(OwnedByProcess):
         self._thread: Thread | None = None
 
     @classmethod
-    async def open(cls, path: str | Path, **options: Any) -> AsyncRuntime:
-        """Open an artifact with the options of `edgekit.open`, without blocking the event loop.
+    async def open(cls, path: str | Path, options: OpenOptions | None = None, **given: Any) -> AsyncRuntime:
+        """Open an artifact as `edgekit.open` does, without blocking the event loop.
 
         >>> async with await AsyncRuntime.open("demo.edgekit") as runtime:
         ...     async for piece in runtime.stream("def add(a, b):", max_tokens=16):
         ...         print(piece.text, end="")
         """
-        opening = asyncio.ensure_future(asyncio.to_thread(lambda: open_runtime(path, **options)))
+        opening = asyncio.ensure_future(asyncio.to_thread(open_runtime, path, one_of(options, OpenOptions, given)))
         try:
             return cls(await asyncio.shield(opening))
         except asyncio.CancelledError:

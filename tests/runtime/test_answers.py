@@ -191,12 +191,14 @@ def test_an_artifact_opens_beside_the_event_loop(tmp_path: Any, monkeypatch: pyt
     make_artifact(tmp_path / "artifact")
 
     async def main() -> int:
-        ticks, opening = 0, asyncio.ensure_future(edgekit.AsyncRuntime.open(tmp_path / "artifact"))
+        options = edgekit.OpenOptions(sequences=2)
+        ticks, opening = 0, asyncio.ensure_future(edgekit.AsyncRuntime.open(tmp_path / "artifact", options))
         while not opening.done():
             ticks += 1
             await asyncio.sleep(0)
         async with await opening as runtime:
             assert (await runtime.generate("def", max_tokens=3)).tokens
+            assert runtime.runtime.sequences == 2
         return ticks
 
     assert asyncio.run(main()) > 10
