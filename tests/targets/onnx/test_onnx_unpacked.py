@@ -18,19 +18,12 @@ from onnx_models import onnx_model
 from process_files import open_files
 
 from edgekit.artifact.self_check import self_check
-from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
 CASES = [(family, "s4-g32") for family in models.EVERY]
 CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
-
-
-@pytest.mark.parametrize(("family", "recipe"), CASES)
-def test_weights_read_back_equal_neutral_weights(family: str, recipe: str) -> None:
-    made = onnx_model(family, recipe)
-    check_weights(OnnxTarget(), made.plan, made.files, made.weights)
 
 
 def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
