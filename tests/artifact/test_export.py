@@ -113,13 +113,6 @@ def test_several_devices_share_one_quantisation(tmp_path: Path, home: Path) -> N
         assert open_artifact(event["path"]).sha256 == event["sha256"]
 
 
-def test_the_same_export_twice_gives_the_same_artifact(tmp_path: Path, home: Path) -> None:
-    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
-    first, second = export(plan, tmp_path / "one"), export(plan, tmp_path / "two")
-    assert first.sha256 == second.sha256
-    assert quantisations(home) == 1
-
-
 def test_fresh_caches_give_the_same_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = set()
     for name in ("one", "two"):

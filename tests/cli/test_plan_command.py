@@ -198,15 +198,6 @@ def test_no_model_is_refused() -> None:
     assert "MODEL is missing" in refused("--device", "pixel-9")
 
 
-def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "edgekit", "plan", str(tmp_path / "none")], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
-
-
 def test_a_plan_notes_rounding_without_calibration_text(model: Path) -> None:
     said = " ".join(plan(model, "--device", "pixel-9").output.split())
     assert "export rounds weights to the nearest (rtn), which loses more" in said

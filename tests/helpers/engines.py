@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from eagle3_heads import write_head
 
+from edgekit.contracts import recurrent
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.model.heads import read_head
@@ -87,3 +89,12 @@ def make_model(
 def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     """The largest difference, as a share of the largest value."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def spaced(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Set the least tokens between two checkpoints of a recurrent part, which capabilities state too."""
+    monkeypatch.setattr(recurrent, "LEAST_TOKENS", tokens)
+    if find_spec("onnxruntime"):
+        from edgekit_onnx.capabilities import capabilities
+
+        monkeypatch.setattr("edgekit_onnx.engine.capabilities", capabilities.__wrapped__)

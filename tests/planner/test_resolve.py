@@ -140,16 +140,6 @@ def test_more_memory_never_gives_a_worse_plan(
             assert more.speed.decode_tokens_per_s >= less.speed.decode_tokens_per_s
 
 
-@settings(deadline=None, max_examples=40)
-@given(models, devices, st.sampled_from([2048, 4096, 8192]), st.integers(1, 8192))
-def test_a_longer_context_never_costs_fewer_bytes(model: str, device: str, context: int, more: int) -> None:
-    common = {"recipe": RECIPES["s4-g64"], "prefer": "memory"}
-    short = taken(model, PROFILES[device], {"context": context, **common})
-    long = taken(model, PROFILES[device], {"context": context + more, **common})
-    if short is not None and long is not None and short.storage.kv_bits == long.storage.kv_bits:
-        assert long.estimate.total_bytes >= short.estimate.total_bytes
-
-
 def test_balanced_takes_four_bits_until_quality_asks_for_more() -> None:
     assert plan_for("LLAMA_32_1B", "macbook-m4-16gb").recipe.name == "balanced"
     assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", min_quality=0.92).recipe.name == "balanced"

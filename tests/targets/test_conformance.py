@@ -8,9 +8,8 @@ from typing import Any
 import family_models as models
 import pytest
 from configs import TINY
-from engines import make_model, row
+from engines import make_model, row, spaced
 
-from edgekit.contracts import recurrent
 from edgekit.device.load import load_profile
 from edgekit.enginekit import recurrent as parts
 from edgekit.model.families import model_from_config
@@ -109,7 +108,7 @@ def llamacpp() -> list[Any]:
 
 def executorch() -> list[Any]:
     one, rows = {"exits": (1,)}, []
-    for sequences, marks in ((15, ()), (60, LONG)):
+    for sequences, marks in ((8, ()), (60, LONG)):
         rows += [exact("executorch", "qwen2", "s4-g32", sequences, marks, tolerance=0.05, **one)]
         rows += [near("executorch", "qwen2", "s4-g32", sequences, 0.05, LONG, **one)]
         rows += [near("executorch", "gemma3", "float32", sequences, 1e-4, LONG)]
@@ -134,7 +133,7 @@ def test_an_engine_passes_the_suite(
     kv_bits, memoryless = options.pop("kv_bits", 0), options.pop("memoryless", False)
     if spacing := options.pop("spacing", 0):
         options["chunk_tokens"] = 16
-        monkeypatch.setattr(recurrent, "LEAST_TOKENS", spacing)
+        spaced(monkeypatch, spacing)
         monkeypatch.setattr(parts, "MOST_UNCERTAIN", 4 if kv_bits else parts.MOST_UNCERTAIN)  # a piece holds all
     if pieces := options.pop("pieces", 0):
         monkeypatch.setattr("edgekit_onnx.runner.TOKENS_AT_ONCE", pieces)

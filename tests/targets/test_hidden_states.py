@@ -59,15 +59,10 @@ def test_a_head_adds_outputs_alone(target: str) -> None:
 @pytest.mark.parametrize("kv_bits", [16, 8])
 def test_hidden_states_beside_a_narrow_cache(kv_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They differ by the cache's rounding alone, also where a call is cut into pieces."""
-    made = make_model("onnx", "llama", head=FIRST)
+    engine = make_model("onnx", "llama", head=FIRST).open()
     monkeypatch.setattr("edgekit_onnx.runner.TOKENS_AT_ONCE", 5)
-    found = []
-    for bits in (32, kv_bits):
-        storage = made.plan.storage.model_copy(update={"kv_bits": bits})
-        engine = made.open(storage=storage)
-        found.append(features_of(engine, TOKENS[:20], [16, 4]))
-        engine.close()
-    wide, narrow = found
+    wide, narrow = (features_of(engine, TOKENS[:20], [16, 4], bits) for bits in (32, kv_bits))
+    engine.close()
     assert 0 < np.sqrt(np.mean((wide - narrow) ** 2)) / wide.std() <= 0.2
 
 

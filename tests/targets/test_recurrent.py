@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import family_models as models
-from engines import Model, make_model, row
+from engines import Model, make_model, row, spaced
 from runtimes import codec
 from speculating import check_drafts_change_no_text, check_many_drafted_prompts
 
@@ -46,7 +46,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture(autouse=True)
 def close_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(recurrent, "LEAST_TOKENS", 4)
+    spaced(monkeypatch, 4)
 
 
 def made(target: str, family: str, recipe: str = "s4-g64", **options: Any) -> Model:

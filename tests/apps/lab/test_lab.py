@@ -400,7 +400,3 @@ def test_a_longer_deadline_is_given_to_the_warm_ups_of_more_processes(lab: Path)
     for loads, repeats, warmups, rounds in ((1, 4, 2, 6), (3, 4, 2, 10), (3, 2, 2, 6)):
         asked = work.model_copy(update={"repeats": repeats, "warmups": warmups})
         assert predicted_s(artifact.plan, asked, loads) == pytest.approx(rounds * once)
-
-
-def test_unreachable_is_a_device_failure() -> None:
-    assert issubclass(DeviceUnreachable, DeviceFailed)

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from configs import QWEN_35_SMALL
 from edgekit_onnx.export import FAST
 from edgekit_onnx.offers import offer
+from engines import spaced
 from onnx_models import onnx_model
 
 from edgekit.contracts import recurrent
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 def test_segments_with_wrong_checkpoints_or_tokens_are_refused(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recurrent, "LEAST_TOKENS", 4)
+    spaced(monkeypatch, 4)
     engine = onnx_model(family, "s4-g64", FAST).open()
     state = engine.start(engine.plan.storage)
     feed(engine, state, list(range(5, 15)))
