@@ -20,7 +20,7 @@ import transformers
 
 from edgekit.artifact.export import ExportOptions, export
 from edgekit.common.content_store import ContentStore
-from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, named_recipe
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import open_tensors
 from edgekit.model.tensors import Tensor
@@ -29,6 +29,8 @@ from edgekit.planner.request import PlanRequest
 from edgekit.plugins import load_target
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.pipeline import neutral_weights
+from edgekit.quant.random_weights import random_weights
+from tests.helpers.configs import TINY
 
 pytestmark = pytest.mark.quantize
 
@@ -133,3 +135,21 @@ def test_the_first_rule_that_matches_wins() -> None:
             first = next(rule.format for rule in rules if fnmatchcase(name, rule.pattern))
             assert recipe.format_of(Tensor(f"{name}.weight", (64, 64), "linear")) == first, (start, name)
     assert Recipe(name="one", rules=rules[:0]).format_of(Tensor("a.weight", (64, 64), "linear")) == other
+
+
+def test_linears_with_biases_are_written_too(tmp_path: Path) -> None:
+    weights = random_weights(tmp_path / "weights", TINY["qwen2"], named_recipe("s8"), "random")
+    module = "model.layers.0.self_attn.q_proj"
+    outputs = weights.tensor_of(module).shape[0]
+    assert weights.scales(module).shape == (outputs, 1)
+    assert not weights.floats(f"{module}.bias").any() and weights.floats(f"{module}.bias").shape == (outputs,)
+
+
+def test_integers_have_no_common_direction(tmp_path: Path) -> None:
+    """All outputs would else grow alike, and attention would fall below the smallest normal float."""
+    weights = random_weights(tmp_path / "weights", TINY["llama"], named_recipe("s4-g32"), "random")
+    matrix = next(each for each in weights.modules() if weights.format_of(each).kind == "s4")
+    integers = weights.integers(matrix)
+    assert integers.min() == -7 and integers.max() == 7
+    spread = integers.std() / integers.size**0.5
+    assert abs(integers.mean()) < 4 * spread
