@@ -20,16 +20,12 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace
 from edgekit.planner.make import make_plans
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return make_plans("demo", ["laptop-x86-16gb"])[0]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

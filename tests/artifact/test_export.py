@@ -32,16 +32,10 @@ from edgekit.model import source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 
-pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 QUICK = ("demo", "--effort", "quick")
 EXPORT = [sys.executable, "-m", "edgekit", "export", *QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o"]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def typed(*arguments: str | Path) -> Result:

@@ -32,7 +32,7 @@ from edgekit.quant.own_integers import own_integers
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.testing import check_weights
 
-pytestmark = pytest.mark.quantize
+pytestmark = [pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 DEVICE = "laptop-x86-16gb"
 # Name → layout, options of the folder, the format of a layer's linears, and what a plan says of it.
@@ -49,11 +49,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "MLX, 8 bits": ("mlx", {"dtype": "F32", "bits": 8}, "s8-g32", "MLX 8-bit, groups of 32"),
     "Q4_0": ("gguf", {}, "s4-g32", "Q4_0, groups of 32; Q8_0, groups of 32"),
 }
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
 
 
 def written(case: str, tmp_path: Path) -> tuple[Path, dict[str, Integers]]:

@@ -15,7 +15,7 @@ from sampling_laws import LOGITS, assert_follows
 
 from edgekit.errors import InvalidInput, TargetFailed
 from edgekit.runtime.generation import portable_math
-from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered, gumbel, gumbel_argmax
+from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered, gumbel
 from edgekit.runtime.options import GenerationParams
 
 DRAWS = 20_000
@@ -91,31 +91,6 @@ def test_neighbouring_positions_are_independent() -> None:
     pairs = np.bincount([4 * first + second for first, second in pairwise(tokens)], minlength=16)
     single = law(LOGITS[:4], Sampling(temperature=1.0))
     assert_follows(pairs, np.outer(single, single).ravel())
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0], ids=["flat", "usual", "peaked"])
-def test_the_short_cut_over_a_large_vocabulary_changes_no_choice(spread: float) -> None:
-    random = np.random.default_rng(3)
-    scores = (random.standard_normal(20_000) * spread).astype(np.float32)
-    everything = np.arange(len(scores))
-    for position in range(40):
-        chosen = gumbel_argmax(scores, None, 5, position)
-        # The same noise over halves, each small enough for the plain way, must crown the same token.
-        parts = [everything[start : start + 4000] for start in range(0, len(scores), 4000)]
-        best = np.sort([part[gumbel_argmax(scores[part], part, 5, position)] for part in parts])
-        assert best[gumbel_argmax(scores[best], best, 5, position)] == chosen
-
-
-def test_choices_of_a_large_vocabulary_follow_the_distribution() -> None:
-    random = np.random.default_rng(4)
-    scores = (random.standard_normal(8192) * 2).astype(np.float32)
-    sampler = Sampler(Sampling(temperature=1.0, seed=9), len(scores))
-    chances = law(scores, sampler.sampling)
-    groups = np.argsort(-chances)
-    bins = np.zeros(len(scores), int)
-    bins[groups] = np.minimum(np.arange(len(scores)) // 200, 15)
-    counts = np.bincount([bins[sampler.choose(scores, place)] for place in range(4000)], minlength=16)
-    assert_follows(counts, np.bincount(bins, chances, 16))
 
 
 @settings(deadline=None, max_examples=150)
