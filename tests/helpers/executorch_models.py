@@ -33,7 +33,6 @@ from edgekit.quant import reference_decoder as reference
 from examples.benchmarks.xnnpack_in_order import InOrderForward, has_vnni, kernel_offset
 
 SLOTS = 96
-SEQUENCES = [15, pytest.param(60, marks=pytest.mark.long)]  # of the conformance suite
 
 
 def weights_of(

@@ -20,7 +20,6 @@ from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
 LLAMA = SMALL | {"model_type": "llama"}
-LONG = TINY["phi3, partly turned, longrope"]["rope_scaling"]
 
 # field, value, words of the message
 REFUSED: dict[str, tuple[Config, str, Any, str]] = {

@@ -302,9 +302,6 @@ def test_reasoning_is_split_off_however_the_text_is_cut(
     assert "".join(part.content for part in parts) == content
 
 
-CALL_OF_ANSWER_PARTS = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-
-
 ANSWERS = (
     f"Sure. \n{CALL}",
     f"{CALL}\n{CALL} and done",

@@ -9,8 +9,6 @@ import openai
 import pytest
 from serving import Served, serving
 
-NAMES = ("token_logprobs", "top_logprobs")
-
 
 def complete(served: Served, **body: Any) -> dict[str, Any]:
     answer = httpx.post(f"{served.v1}/completions", json=body, timeout=60)
