@@ -38,3 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(line in item.nodeid for line in lines if not line.startswith("#")):
             item.add_marker("long")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test its own cache and facts of the machine."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"

@@ -32,16 +32,10 @@ from edgekit.model import source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 
-pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 QUICK = ("demo", "--effort", "quick")
 EXPORT = [sys.executable, "-m", "edgekit", "export", *QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o"]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def typed(*arguments: str | Path) -> Result:
@@ -111,13 +105,6 @@ def test_several_devices_share_one_quantisation(tmp_path: Path, home: Path) -> N
     assert quantisations(home) == 1
     for event in sealed:
         assert open_artifact(event["path"]).sha256 == event["sha256"]
-
-
-def test_the_same_export_twice_gives_the_same_artifact(tmp_path: Path, home: Path) -> None:
-    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
-    first, second = export(plan, tmp_path / "one"), export(plan, tmp_path / "two")
-    assert first.sha256 == second.sha256
-    assert quantisations(home) == 1
 
 
 def test_fresh_caches_give_the_same_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +180,7 @@ def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.8, 1.6, 2.4])
+@pytest.mark.parametrize("after_s", [0.8, 2.0])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-C"])
 def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again(
     tmp_path: Path, after_s: float, how: signal.Signals

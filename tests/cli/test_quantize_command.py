@@ -29,12 +29,7 @@ from edgekit.model.source import open_source
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.effort import CALIBRATED_BY_DEFAULT, DEFAULT_TEXT, calibration_text, estimated_seconds
 
-pytestmark = pytest.mark.quantize
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 
 def call(*arguments: object) -> Result:

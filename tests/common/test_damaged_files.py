@@ -1,4 +1,4 @@
-"""Damaged files of every stored format: each is read, or refused in one line, within a second and bounded memory."""
+"""Damaged files and odd places for files: an answer or one line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import fuzzing
 import pytest
 from stored_formats import FORMATS
 
+from edgekit.common import files
+from edgekit.common.files import home, user_profiles
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
 from edgekit.contracts.manifest import MANIFEST_VERSION, FileFact, Manifest
 from edgekit.errors import InvalidInput
@@ -16,6 +18,8 @@ from edgekit.planner.make import make_plans
 
 # `make fuzz` has many more. An artifact is opened and answers each time.
 COUNTS = {name: 500 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 100}
+
+
 NEVER_REFUSED = {name for name in FORMATS if name.startswith("fact-")}  # a damaged one is made again
 
 
@@ -51,3 +55,29 @@ def test_every_flipped_bit_of_a_sealed_manifest_is_found() -> None:
         data[position] ^= 1 << position % 8
         with pytest.raises(InvalidInput):
             read(bytes(data))
+
+
+def test_a_boot_has_an_id_or_each_process_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = files.boot_id()
+    assert here == files.boot_id() and len(here) >= 32
+    monkeypatch.setattr(Path, "read_text", _missing)
+    files.boot_id.cache_clear()
+    try:
+        assert files.boot_id() == files.boot_id() != here
+        assert "unknown" not in files.boot_id()
+    finally:
+        files.boot_id.cache_clear()
+
+
+def _missing(path: Path) -> str:
+    raise FileNotFoundError(path)
+
+
+def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("EDGEKIT_HOME", "~/kept")
+    assert home() == tmp_path / "kept"
+    assert user_profiles() == tmp_path / "kept" / "profiles"
+    monkeypatch.setenv("EDGEKIT_HOME", "~nobody-here/kept")
+    with pytest.raises(InvalidInput, match="EDGEKIT_HOME='~nobody-here/kept': no such user"):
+        home()

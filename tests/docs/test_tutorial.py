@@ -61,15 +61,6 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert "fits" in printed and re.search(r"title='.*' kind='(idea|task|reminder)'", printed)
 
 
-@pytest.mark.slow
-def test_the_tutorial_on_the_demo_model(tmp_path: Path) -> None:
-    page = (DOCS / "tutorial.md").read_text()
-    write_app(page, tmp_path)
-    printed = follow(page, tmp_path, "demo")
-    assert len(printed) == 6
-    assert re.search(r"title='.*' kind='(idea|task|reminder)'", printed["python app.py notes.edgekit"])
-
-
 @pytest.mark.real
 @pytest.mark.long
 def test_the_tutorial_on_the_real_model(tmp_path: Path) -> None:

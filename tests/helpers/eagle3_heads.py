@@ -93,9 +93,10 @@ def write_head(
     return folder
 
 
-def features_of(engine: EngineBase[Any, Any], tokens: list[int], sizes: list[int]) -> Any:
+def features_of(engine: EngineBase[Any, Any], tokens: list[int], sizes: list[int], kv_bits: int = 0) -> Any:
     """The hidden states of `tokens` that an engine gives when it is fed calls of these sizes."""
-    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.capabilities.feature_width), "f4")
+    storage = engine.plan.storage.model_copy(update={"kv_bits": kv_bits or engine.plan.storage.kv_bits})
+    state, hidden = engine.start(storage), np.empty((len(tokens), engine.capabilities.feature_width), "f4")
     for start, stop in zip(np.cumsum([0, *sizes]), np.cumsum(sizes), strict=False):
         engine.forward([Chunk(state, tokens[start:stop], 1, features=hidden[start:stop])])
     state.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -32,13 +33,14 @@ from edgekit.quant import reference_decoder as reference
 from examples.benchmarks.xnnpack_in_order import InOrderForward, has_vnni, kernel_offset
 
 SLOTS = 96
-SEQUENCES = [15, pytest.param(60, marks=pytest.mark.long)]  # of the conformance suite
 
 
-def weights_of(folder: Path, family: str, recipe: Recipe | str, layers: int | None = None) -> NeutralWeights:
+def weights_of(
+    folder: Path, family: str, recipe: Recipe | str, layers: int | None = None, **changes: Any
+) -> NeutralWeights:
     """Neutral weights of a tiny random model of that family, with its first `layers` layers."""
     kind, config = models.FAMILIES[family]
-    config = dict(config)
+    config = {**config, **changes}
     if layers is not None:
         config["num_hidden_layers"] = layers
         for by_layer in ("layer_types", "no_rope_layers"):
@@ -70,16 +72,16 @@ def usual() -> Made:
     return program("qwen2", "s4-g32", exits=(1,))
 
 
-def program(family: str, recipe: str, layers: int = 2, **changes: Any) -> Made:
+def program(family: str, recipe: str, layers: int = 2, config: str = "{}", **changes: Any) -> Made:
     """Lowering takes seconds, so each program is lowered once for all tests of a process."""
-    return _program(family, recipe, layers, tuple(changes.items()))
+    return _program(family, recipe, layers, config, tuple(changes.items()))
 
 
 @cache
-def _program(family: str, recipe: str, layers: int, changes: tuple[tuple[str, Any], ...]) -> Made:
+def _program(family: str, recipe: str, layers: int, config: str, changes: tuple[tuple[str, Any], ...]) -> Made:
     folder = Path(tempfile.mkdtemp(prefix="edgekit-program-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    weights = weights_of(folder, family, recipe, layers=layers)
+    weights = weights_of(folder, family, recipe, layers=layers, **json.loads(config))
     plan = plan_for(weights, **dict(changes))
     with quiet_output():
         lower(plan, weights, folder / PROGRAM, quiet)
@@ -156,12 +158,7 @@ def quiet(done: float, total: float, what: str) -> None:
 
 def sealed_program(folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int) -> Artifact:
     """A sealed artifact of two layers of a family, with a tokenizer."""
-    kind, config = models.FAMILIES[family]
-    config = {**config, "vocab_size": vocabulary, "num_hidden_layers": 2}
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:2]
-    models.write_model(folder / "model", kind, config)
-    weights = models.weights_of(folder / "model", recipe, folder / "store")
+    weights = weights_of(folder, family, recipe, layers=2, vocab_size=vocabulary)
     plan = plan_for(weights, kv_bits=kv_bits)
     staging = staging_for(folder / "artifact", 1 << 24)
     with quiet_output():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +40,18 @@ class ExportedModels:
         self._folder = tempfile.TemporaryDirectory(prefix=f"{target}-models-")
         self.made, self.reference = cache(self._made), cache(self._reference)
 
-    def folder_of(self, family: str) -> Path:
-        """The folder of a family's tiny model, as `save_pretrained` writes it."""
-        folder = Path(self._folder.name) / family.replace(" ", "-").replace(",", "")
+    def folder_of(self, family: str, config: str = "") -> Path:
+        """The folder of a family's tiny model, as `save_pretrained` writes it; `config`: changes of it, as JSON."""
+        name = family.replace(" ", "-").replace(",", "") + (sha256(config.encode()).hexdigest()[:8] if config else "")
+        folder = Path(self._folder.name) / name
         if not (folder / "config.json").exists():
-            models.write_model(folder, *self._families[family])
+            kind, usual = self._families[family]
+            models.write_model(folder, kind, {**usual, **json.loads(config or "{}")})
         return folder
 
-    def _made(self, family: str, recipe: str = "s4-g32", **plan: Any) -> Made:
+    def _made(self, family: str, recipe: str = "s4-g32", config: str = "", **plan: Any) -> Made:
         """The files of a family's tiny model."""
-        folder = self.folder_of(family)
+        folder = self.folder_of(family, config)
         weights = models.weights_of(folder, recipe, folder.parent / "store")
         chosen = models.plan_for(weights.model, weights.recipe, **{**self._plan, **plan})
         chosen = chosen.model_copy(update={"target": self._target})

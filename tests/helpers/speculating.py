@@ -99,7 +99,7 @@ def check_drafts_change_no_text(open_engine: Callable[[], Engine]) -> None:
     size = codec().vocabulary
     few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
     asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
-    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
+    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in (0, 2, 3, 5)]
 
     def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
         engine = open_engine()

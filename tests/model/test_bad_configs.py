@@ -20,24 +20,17 @@ from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
 LLAMA = SMALL | {"model_type": "llama"}
-LONG = TINY["phi3, partly turned, longrope"]["rope_scaling"]
 
 # field, value, words of the message
 REFUSED: dict[str, tuple[Config, str, Any, str]] = {
     "a negative size": (LLAMA, "hidden_size", -4, "whole number from 1"),
-    "nothing": (LLAMA, "hidden_size", 0, "whole number from 1"),
     "no size": (LLAMA, "hidden_size", None, "missing"),
-    "a float": (LLAMA, "hidden_size", 32.0, "whole number"),
     "a text": (LLAMA, "hidden_size", "32", "whole number"),
     "a truth": (LLAMA, "num_hidden_layers", True, "whole number"),
-    "a list": (LLAMA, "vocab_size", [64], "whole number"),
-    "a trillion layers": (LLAMA, "num_hidden_layers", 10**12, "1024"),
     "a thousand and more layers": (LLAMA, "num_hidden_layers", 1025, "1024"),
     "a hidden size beyond bounds": (LLAMA, "hidden_size", (1 << 20) + 1, "1048576"),
     "a vocabulary beyond bounds": (LLAMA, "vocab_size", (1 << 24) + 1, "16777216"),
-    "a number of 300 digits": (LLAMA, "intermediate_size", 10**300, "whole number"),
     "heads that KV heads do not divide": (LLAMA, "num_key_value_heads", 3, "does not divide the 4"),
-    "more KV heads than heads": (LLAMA, "num_key_value_heads", 8, "does not divide the 4"),
     "a hidden size that heads do not divide": (
         {**LLAMA, "head_dim": None}, "hidden_size", 33, "is not a multiple of the 4",
     ),
@@ -45,13 +38,9 @@ REFUSED: dict[str, tuple[Config, str, Any, str]] = {
     "a head beyond bounds": (LLAMA, "head_dim", 1 << 20, "8192"),
     "an epsilon that is none": (LLAMA, "rms_norm_eps", float("nan"), "number from 0"),
     "an epsilon without end": (LLAMA, "rms_norm_eps", float("inf"), "number from 0"),
-    "an epsilon in words": (LLAMA, "rms_norm_eps", "1e-5", "number from 0"),
     "a theta of zero": (LLAMA, "rope_theta", 0, "number from 1"),
-    "a theta in words": (LLAMA, "rope_theta", "1e4", "number from 1"),
     "a tie that is a number": (LLAMA, "tie_word_embeddings", 1, "neither true nor false"),
-    "a bias in words": (LLAMA, "attention_bias", "false", "neither true nor false"),
     "a rope that is a list": (LLAMA, "rope_scaling", [1], "not an object"),
-    "a rope in words": (LLAMA, "rope_parameters", "default", "not an object"),
     "a rope that nobody knows": (LLAMA, "rope_scaling", {"rope_type": "spiral"}, "supported: default"),
     "a linear rope without factor": (LLAMA, "rope_scaling", {"rope_type": "linear"}, "factor: is missing"),
     "a linear rope that divides by zero": (LLAMA, "rope_scaling", {"rope_type": "linear", "factor": 0}, "factor: 0"),
@@ -71,17 +60,12 @@ REFUSED: dict[str, tuple[Config, str, Any, str]] = {
     "a long factor that is none": (TINY["phi3"], "rope_scaling", {"type": "longrope", "long_factor": [1.0] * 4,
                                    "short_factor": [1.0, float("nan"), 1.0, 1.0]}, "holds nan"),
     "an activation that nobody knows": (LLAMA, "hidden_act", "mish", "supported: silu"),
-    "an activation that is a number": (LLAMA, "hidden_act", 3, "not a text"),
     "a window of zero": (TINY["mistral"], "sliding_window", 0, "whole number from 1"),
-    "a window in words": (TINY["mistral"], "sliding_window", "4096", "whole number from 1"),
     "too few kinds of layer": (TINY["qwen3"], "layer_types", ["full_attention"], "has 1 values where 6"),
     "a kind of layer that nobody knows": (TINY["qwen3"], "layer_types", ["linear_attention"] * 6, "supported: full"),
-    "kinds that are numbers": (TINY["qwen3"], "layer_types", [1] * 6, "not a text"),
     "too few marks of rope": (TINY["smollm3"], "no_rope_layers", [1, 0], "has 2 values where 6"),
     "marks of rope that are neither": (TINY["smollm3"], "no_rope_layers", [2] * 6, "holds 2"),
-    "an interval of zero": (TINY["smollm3"], "no_rope_layer_interval", 0, "whole number from 1"),
     "a token id below zero": (LLAMA, "eos_token_id", -1, "not a token id"),
-    "a token id in words": (LLAMA, "bos_token_id", "<s>", "not a token id"),
     "a list of token ids in words": (LLAMA, "eos_token_id", [2, "</s>"], "not a token id"),
     "more active experts than there are": (TINY["mixtral"], "num_experts_per_tok", 5, "more than the 4"),
     "a million experts": (TINY["mixtral"], "num_local_experts", 10**6, "1024"),
@@ -91,7 +75,6 @@ REFUSED: dict[str, tuple[Config, str, Any, str]] = {
     "more shared layers than there are": (TINY["gemma3n"], "num_kv_shared_layers", 6, "none of their kind"),
     "too few feed-forward sizes": (TINY["gemma3n"], "intermediate_size", [48, 32], "has 2 values where 6"),
     "layers that differ in what cannot": (TINY["gemma4"], "per_layer_config", {"1": {"bias": True}}, "cannot differ"),
-    "a family in numbers": (LLAMA, "model_type", 7, "not a text"),
     "no family": (LLAMA, "model_type", None, "missing"),
     "a wrapped model without text": (LLAMA, "model_type", "gemma3", "text_config: is missing"),
 }  # fmt: skip
@@ -228,7 +211,7 @@ def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["no/such/folder", "../up", "", "a\0b", "org/na me", "https://x/y", "org/name/more"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_one_line(name: str) -> None:
-    with pytest.raises(InvalidInput, match="give a Hugging Face folder") as caught:
+    with pytest.raises(InvalidInput, match="a Hugging Face folder") as caught:
         open_source(name)
     assert "\n" not in str(caught.value)
 

@@ -25,16 +25,12 @@ from edgekit.model.source import open_source, open_tensors
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 
+pytestmark = pytest.mark.usefixtures("home")
+
 DEVICE = "laptop-x86-16gb"
 LLAMA = files.FAMILIES["llama"]
 TWICE = "the source is {}, not float: with this recipe its values are rounded twice"
 EXACT = "the source is {}, not float: float32 keeps its values as they are"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture
@@ -144,7 +140,7 @@ def test_a_damaged_file_is_refused_with_its_name(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InvalidInput, match=r"tiny\.gguf: tensor .* is it complete\?"):
         open_source(path)
-    with pytest.raises(InvalidInput, match=r"give a Hugging Face folder, a \.gguf file, a hub id"):
+    with pytest.raises(InvalidInput, match=r"a Hugging Face folder, a \.gguf file, a hub id"):
         open_source(path.with_name("absent.gguf"))
 
 

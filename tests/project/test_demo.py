@@ -25,13 +25,9 @@ from edgekit.planner.request import PlanRequest, find_recipe
 from edgekit.runtime import open as opening
 from examples.training.quantise_demo import DEVICE, RECIPE
 
+pytestmark = pytest.mark.usefixtures("home")
+
 CONFIG = DEMO_ARTIFACT.parent / "model"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def test_the_artifact_is_whole_and_of_no_machine() -> None:

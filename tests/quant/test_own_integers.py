@@ -17,6 +17,7 @@ from quantised_folders import Integers
 
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import KEEP, Format, bits_per_weight, named_recipe, weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.gguf import GgufFile
@@ -26,10 +27,12 @@ from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import open_source, open_tensors
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
 from edgekit.quant.own_integers import own_integers
 from edgekit.quant.pipeline import neutral_weights
+from edgekit.testing import check_weights
 
-pytestmark = pytest.mark.quantize
+pytestmark = [pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 DEVICE = "laptop-x86-16gb"
 # Name → layout, options of the folder, the format of a layer's linears, and what a plan says of it.
@@ -46,11 +49,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "MLX, 8 bits": ("mlx", {"dtype": "F32", "bits": 8}, "s8-g32", "MLX 8-bit, groups of 32"),
     "Q4_0": ("gguf", {}, "s4-g32", "Q4_0, groups of 32; Q8_0, groups of 32"),
 }
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
 
 
 def written(case: str, tmp_path: Path) -> tuple[Path, dict[str, Integers]]:
@@ -157,7 +155,6 @@ def test_onnx_keeps_own_integers(case: str, tmp_path: Path) -> None:
     from edgekit_onnx.unpacked import _Stored
 
     from edgekit.artifact.export import ExportOptions, export
-    from edgekit.testing import check_weights
 
     model, expected = written(case, tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, target="onnx"))
@@ -183,8 +180,6 @@ def test_llamacpp_keeps_own_integers_or_refuses_inexact_scales(case: str, tmp_pa
     from edgekit_llamacpp import LlamaCppTarget
     from edgekit_llamacpp.export import export
     from edgekit_llamacpp.layout import WEIGHTS
-
-    from edgekit.testing import check_weights
 
     model, expected = written(case, tmp_path)
     weights = kept(model, tmp_path)
@@ -224,63 +219,49 @@ def test_gguf_file_is_exported_to_llamacpp_with_the_same_blocks(tmp_path: Path) 
             assert np.array_equal(after.rows(name), before.rows(name)), name
 
 
-@pytest.mark.mlx
-@pytest.mark.parametrize("case", CASES)
-def test_mlx_keeps_own_integers(case: str, tmp_path: Path) -> None:
-    from edgekit_mlx import MlxTarget
-    from edgekit_mlx.export import export
-
-    from edgekit.testing import check_weights
-
+@pytest.mark.parametrize(
+    ("target", "case"),
+    [pytest.param("mlx", case, marks=pytest.mark.mlx) for case in CASES]
+    + [
+        pytest.param("executorch", case, marks=[pytest.mark.executorch, pytest.mark.slow])
+        for case in ("W4A16", "W8A16 by rows", "GPTQ, 8 bits by rows")
+    ],
+)
+def test_other_targets_keep_own_integers(target: str, case: str, tmp_path: Path) -> None:
     model, expected = written(case, tmp_path)
     weights = kept(model, tmp_path)
-    plan = models.plan_for(weights.model, weights.recipe).model_copy(update={"target": "mlx"})
-    (tmp_path / "out").mkdir()
-    export(plan, weights, tmp_path / "out", models.quiet)
-    check_weights(MlxTarget(), plan, tmp_path / "out", weights)
-    with TensorFolder.open(tmp_path / "out") as stored:
-        for name, held in expected.items():
-            module, bits = name.removesuffix(".weight"), 4 if str(weights.format_of(name[:-7])).startswith("s4") else 8
-            words = np.ascontiguousarray(stored.array(name)).view(np.uint8)
-            scales, biases = (stored.floats(f"{module}.{part}") for part in ("scales", "biases"))
-            assert_same(unpack(words, bits, held.integers.shape[1]), scales, held)
-            assert np.array_equal(biases, -(2.0 ** (bits - 1)) * scales)
+    plan, out = exported(target, weights, tmp_path)
+    check_weights(load_target(target), plan, out, weights)
+    for name, values in load_target(target).weights(plan, out):
+        assert name not in expected or np.array_equal(values, expected[name].floats)
+    if target == "mlx":
+        with TensorFolder.open(out) as stored:
+            for name, held in expected.items():
+                module, bits = name[:-7], 4 if str(weights.format_of(name[:-7])).startswith("s4") else 8
+                words = np.ascontiguousarray(stored.array(name)).view(np.uint8)
+                scales, biases = (stored.floats(f"{module}.{part}") for part in ("scales", "biases"))
+                assert_same(unpack(words, bits, held.integers.shape[1]), scales, held)
+                assert np.array_equal(biases, -(2.0 ** (bits - 1)) * scales)
+
+
+def exported(target: str, weights: NeutralWeights, folder: Path) -> tuple[Plan, Path]:
+    """A plan of a target for these weights, and its files."""
+    if missing := load_target(target).missing():
+        pytest.skip(missing)
+    backend = "xnnpack" if target == "executorch" else "cpu"
+    chosen = models.plan_for(weights.model, weights.recipe, backend=backend).model_copy(update={"target": target})
+    (folder / "out").mkdir()
+    load_target(target).export(chosen, weights, folder / "out", models.quiet)
+    return chosen, folder / "out"
 
 
 @pytest.mark.mlx
 def test_an_mlx_artifact_is_a_source_of_the_same_integers(tmp_path: Path) -> None:
-    from edgekit_mlx.export import export
-
     model, expected = written("W4A16", tmp_path)
-    weights = kept(model, tmp_path)
-    plan = models.plan_for(weights.model, weights.recipe).model_copy(update={"target": "mlx"})
-    (tmp_path / "out").mkdir()
-    export(plan, weights, tmp_path / "out", models.quiet)
-    again = kept(tmp_path / "out", tmp_path)
+    _, out = exported("mlx", kept(model, tmp_path), tmp_path)
+    again = kept(out, tmp_path)
     for name, held in expected.items():
         assert_same(again.integers(name[:-7]), again.scales(name[:-7]), held)
-
-
-@pytest.mark.executorch
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["W4A16", "W8A16 by rows", "GPTQ, 8 bits by rows"])
-def test_executorch_keeps_own_integers(case: str, tmp_path: Path) -> None:
-    pytest.importorskip("executorch")
-    from edgekit_executorch import ExecutorchTarget
-    from edgekit_executorch.export import export
-
-    from edgekit.testing import check_weights
-
-    model, expected = written(case, tmp_path)
-    weights = kept(model, tmp_path)
-    plan = models.plan_for(weights.model, weights.recipe, backend="xnnpack")
-    plan = plan.model_copy(update={"target": "executorch"})
-    (tmp_path / "out").mkdir()
-    export(plan, weights, tmp_path / "out", models.quiet)
-    check_weights(ExecutorchTarget(), plan, tmp_path / "out", weights)
-    read = dict(ExecutorchTarget().weights(plan, tmp_path / "out"))
-    for name, held in expected.items():
-        assert np.array_equal(read[name], held.floats)
 
 
 @pytest.mark.parametrize("case", ["GPTQ", "W8A16 in groups", "Q4_0"])

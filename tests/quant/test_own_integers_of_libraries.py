@@ -27,12 +27,7 @@ from edgekit.quant.own_integers import own_integers
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.testing import check_weights
 
-pytestmark = pytest.mark.quantize
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 
 def compressed(folder: Path, weights: dict[str, Any]) -> Path:

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapted import adapted_reference, difference
 from real_files import Export, edgekit, require
 
 import edgekit as api
 from edgekit.contracts.engine import Chunk
-from edgekit.model.lora import read_adapter
-from edgekit.testing.adapters import write_adapter
 
 pytestmark = [pytest.mark.real, pytest.mark.quantize, pytest.mark.slow]
 TEXT = "def softmax(x):\n    e = np.exp(x - x.max())\n    return e / e.sum()\n\n\nDie Straße führt 3.14 km nach 東京. "
@@ -78,36 +75,6 @@ def test_gemmas_window_is_honoured_beyond_its_edge(gemma3_short: Path, export: E
         tokens = runtime.codec.encode(TEXT * 20, add_special_tokens=True)[:600]
     expected, actual = reference_logits(gemma3_short, tokens), engine_logits(artifact, tokens)
     assert np.abs(actual[-40:] - expected[-40:]).max() < 2e-3 * np.abs(expected).max()
-
-
-@pytest.mark.onnx
-def test_an_adapter_equals_its_merged_weights(
-    smollm2_short: Path, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of rank 4 on every linear, made by hand; without it the answers are those of before."""
-    pytest.importorskip("onnxruntime")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    artifact = export(smollm2_short, "onnx", "--recipe", "float32", "--adapter-rank", "8")
-    with api.open(artifact, context=64) as runtime:
-        spec = runtime.artifact.plan.model
-        adapter = write_adapter(tmp_path / "tone", spec, size=0.2)
-        tokens = runtime.codec.encode(TEXT, add_special_tokens=True)[:40]
-        before = runtime.complete(tokens, max_tokens=12, ignore_eos=True).tokens
-        runtime.load_adapter("tone", adapter)
-        state = runtime.engine.start(runtime.kv_config.model_copy(update={"adapter": "tone"}))
-        try:
-            actual = np.array(runtime.engine.forward([Chunk(state, tokens, len(tokens))])[0])
-        finally:
-            state.close()
-        assert runtime.complete(tokens, max_tokens=12, ignore_eos=True, adapter="tone").tokens != before
-        assert runtime.complete(tokens, max_tokens=12, ignore_eos=True).tokens == before
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_short, dtype=torch.float32)
-    merged = adapted_reference(model, read_adapter(adapter, spec))
-    with torch.inference_mode():
-        expected = merged(torch.tensor([tokens])).logits[0].numpy()
-    assert difference(actual, expected) < 2e-3
 
 
 @pytest.mark.parametrize("recipe", ["s4-g64", pytest.param("s8", marks=pytest.mark.long)])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
 from real_files import Export
 
 import edgekit as api
@@ -64,29 +63,6 @@ def test_three_clients_get_the_answer_of_the_python_api(served: Any, client: Any
     assert "Paris" in client.responses.create(model="smol", input=QUESTION, temperature=0).output_text
 
 
-def test_requests_together_are_answered_as_alone(client: Any) -> None:
-    prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time"]
-    asked: dict[str, Any] = {"model": "smol", "max_tokens": 16, "temperature": 0.8, "seed": 4}
-    together = client.completions.create(prompt=prompts, **asked)
-    alone = [client.completions.create(prompt=prompt, **asked).choices[0].text for prompt in prompts]
-    assert [choice.text for choice in together.choices] == alone
-
-
-class City(BaseModel):
-    """What is asked for."""
-
-    name: str = Field(max_length=30)
-    population: int = Field(ge=0, le=10**9)
-
-
-def test_an_answer_is_parsed_into_a_class(client: Any) -> None:
-    pytest.importorskip("llguidance")
-    whole = client.chat.completions.parse(
-        model="smol", messages=QUESTION, response_format=City, temperature=0, max_tokens=200
-    )
-    assert isinstance(whole.choices[0].message.parsed, City)
-
-
 WEATHER: dict[str, Any] = {
     "name": "weather",
     "description": "The weather of a city.",
@@ -131,42 +107,6 @@ def test_tools_are_called_in_three_apis_where_the_template_takes_none(served: An
     with third(served) as last:
         options = {"num_predict": 4, "temperature": 0}
         assert last.chat("smol", QUESTION, tools=[tool], options=options).done
-
-
-def test_logprobs_are_those_of_the_python_api(served: Any, client: Any) -> None:
-    mine = served.runtime.chat(QUESTION, max_tokens=6, logprobs=3)
-    asked: dict[str, Any] = {"model": "smol", "max_tokens": 6, "messages": QUESTION, "temperature": 0}
-    found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0].logprobs.content
-    assert [each.logprob for each in found] == [each.logprob for each in mine.logprobs]
-    assert [[top.logprob for top in each.top_logprobs] for each in found] == [
-        [logprob for _, logprob in each.top] for each in mine.logprobs
-    ]
-
-
-def test_every_error_is_one_of_the_client(served: Any, client: Any) -> None:
-    bad: list[tuple[type[Exception], dict[str, Any]]] = [
-        (openai.NotFoundError, {"model": "gpt-9"}),
-        (openai.BadRequestError, {"temperature": 9}),
-        (openai.BadRequestError, {"messages": []}),
-        (openai.BadRequestError, {"messages": [{"role": "user", "content": "word " * 3000}]}),
-        (openai.BadRequestError, {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
-    ]
-    for kind, change in bad:
-        with pytest.raises(kind) as refused:
-            client.chat.completions.create(**{"model": "smol", "messages": QUESTION, **change})
-        assert refused.value.body["message"]
-    with pytest.raises(openai.BadRequestError, match="pooling: the model's files state none"):
-        client.embeddings.create(model="smol", input="a")
-    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as one:
-        with pytest.raises(anthropic.NotFoundError) as refused:
-            one.messages.create(model="claude-9", max_tokens=3, messages=QUESTION)
-        assert refused.value.body["error"]["type"] == "not_found_error"
-        with pytest.raises(anthropic.BadRequestError):
-            one.messages.create(model="smol", max_tokens=3, messages=QUESTION, extra_body={"temperature": 7})
-    with third(served) as last, pytest.raises(ollama.ResponseError) as unknown:
-        last.chat("nothing", QUESTION)
-    assert unknown.value.status_code == 404
-    assert "not found" in unknown.value.error
 
 
 def test_streams_of_three_clients_add_up_to_their_answers(served: Any, client: Any) -> None:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from assistants import CLUSTERS, VOCABULARY, torch_draft, torch_logits, write_assistant, write_gemma4
 from click.testing import CliRunner
-from sealed_heads import KEPT, TARGETS, check_answers, check_schemas_and_prefixes, planned, words
+from sealed_heads import planned
 
 import edgekit
-from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.artifact.sealed_head import open_head
 from edgekit.cli import command
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import DamagedArtifact, EdgekitError, Unsupported
+from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.drafters import assistant_decoder
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, CachedText
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
-from edgekit.model.heads import read_head
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
@@ -51,81 +45,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head(model: Path) -> Path:
     return write_assistant(model.parent / "assistant", model, clusters=CLUSTERS)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("onnx", marks=pytest.mark.onnx),
-        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
-    ],
-)
-def artifact(model: Path, head: Path, request: pytest.FixtureRequest) -> Artifact:
-    pytest.importorskip(TARGETS[request.param])
-    return export(planned(model, head, target=request.param), model.parent / request.param)
-
-
-@pytest.mark.parametrize("kept", KEPT)
-def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
-    prompts = [words(2 + place % 20, place) for place in range(12)]
-    proposed, accepted = check_answers(artifact, prompts, kept)
-    assert accepted > 0 and proposed > accepted
-
-
-OTHER_CACHES: dict[str, dict[str, Any]] = {
-    "8 bits": {"kv_bits": 8},
-    "a window that keeps by score": {"window": 64, "sinks": 3, "keep": "scored"},
-}
-
-
-@pytest.mark.parametrize("cache", OTHER_CACHES)
-def test_answers_with_other_caches_are_too(artifact: Artifact, cache: str) -> None:
-    prompts = [words(50 + 3 * place, place) for place in range(6)]
-    proposed, accepted = check_answers(artifact, prompts, "everything", **OTHER_CACHES[cache])
-    assert accepted > 0 and proposed > accepted
-
-
-def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
-    check_schemas_and_prefixes(artifact)
-
-
-def test_the_plan_counts_it(model: Path, artifact: Artifact) -> None:
-    plan, plain = artifact.plan, planned(model, model, target=artifact.plan.target, drafter=None)
-    assert plan.drafter is not None and plan.drafter.kv_layers == (SLIDING, SLIDING, SLIDING, FULL)
-    stated = json.loads((artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
-    assert (stated["kind"], stated["clusters"], stated["draft_vocab_size"]) == ("assistant", CLUSTERS, VOCABULARY)
-    shapes = dict(plan.drafter.tensors())
-    assert not any(name.endswith(("k_proj.weight", "v_proj.weight", "k_norm.weight")) for name in shapes)
-    matrices = sum(int(np.prod(shape)) * (2 if name == "lm_head.weight" else 4) for name, shape in shapes.items())
-    assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
-    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
-    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 8192 < 16384
-    assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
-
-
-def test_auto_finds_it(artifact: Artifact) -> None:
-    with edgekit.open(artifact.folder, draft="auto") as runtime:
-        runtime.generate(words(5, 5), max_tokens=20)
-        report = runtime.speculation()
-        assert report is not None and "head" in [each.name for each in report.proposals]
-
-
-def test_a_damaged_or_foreign_assistant_is_refused(model: Path, head: Path, artifact: Artifact, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
-    config = copied / HEAD_FOLDER / "config.json"
-    config.write_text(
-        config.read_text().replace('"centroid_intermediate_top_k": 3', '"centroid_intermediate_top_k": 4')
-    )
-    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(artifact.plan, copied)
-    with pytest.raises(DamagedArtifact):
-        edgekit.open(copied, draft="head")
-    shutil.rmtree(copied / HEAD_FOLDER)  # one as published in its place, and a plan that says so
-    shutil.copytree(head, copied / HEAD_FOLDER)
-    found = read_head(copied / HEAD_FOLDER, artifact.plan.model)
-    found.close()
-    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(artifact.plan.model_copy(update={"drafter": found.spec}), copied)
 
 
 def test_executorch_and_server_bundles_refuse_it_in_one_line(model: Path, head: Path) -> None:

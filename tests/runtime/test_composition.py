@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from engines import make_model
 from runtimes import codec
 from speculating import SOURCES
 
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import FakeEngine, write_adapter
@@ -62,110 +62,29 @@ def fake(folder: Path) -> Kind:
     return Kind(lambda exact: FakeEngine(vocabulary=SIZE, max_states=6), 16, adapters=adapters)
 
 
-def onnx(folder: Path) -> Kind:
-    return _onnx(folder, 32, adapter_rank=4)
+def on(target: str, held_bits: int, **plan: Any) -> Any:
+    def make(folder: Path) -> Kind:
+        fast = {"level": 4} if target == "onnx" else {}
+        model = make_model(
+            target, "llama", config={"vocab_size": SIZE, "num_hidden_layers": 2, "head_dim": 32}, context=96,
+            chunk_tokens=16, sequences=6, exits=(1,), **fast, **plan,
+        )  # fmt: skip
+        attends = {"cache": POLICIES["window by attention"]} if target == "onnx" else {}
+        seeds = (3, 4) if "adapter_rank" in plan else ()
+        adapters = (write_adapter(folder / str(seed), model.plan.model, seed=seed, rank=seed) for seed in seeds)
+        ways = WAYS if target == "onnx" else ONE_WAY
+        return Kind(lambda exact: model.open(exact=exact, **attends), held_bits, ways, tuple(adapters))
+
+    name = target if held_bits == 32 else f"{target}, {held_bits} bits"
+    slow = [] if name == "onnx" else [pytest.mark.slow]
+    return pytest.param(make, id=name, marks=[getattr(pytest.mark, target), pytest.mark.quantize, *slow])
 
 
-def onnx_narrow(folder: Path) -> Kind:
-    return _onnx(folder, 8)
-
-
-def _onnx(folder: Path, kv_bits: int, **plan: Any) -> Kind:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("transformers")
-    import family_models as models
-    from edgekit_onnx.engine import OnnxEngine
-    from edgekit_onnx.export import FAST, export
-
-    planned, weights = _planned(models, folder, exits=(1,), **plan)
-    planned = planned.model_copy(update={"cache": POLICIES["window by attention"]})  # so that engines give attention
-    export(planned, weights, folder, models.quiet, accuracy_level=FAST)
-    return Kind(lambda exact: OnnxEngine(planned, folder, exact=exact), kv_bits, WAYS, _adapters(planned, folder))
-
-
-def mlx(folder: Path) -> Kind:
-    return _mlx(folder, 32)
-
-
-def mlx_narrow(folder: Path) -> Kind:
-    return _mlx(folder, 8, adapter_rank=4)
-
-
-def mlx_narrowest(folder: Path) -> Kind:
-    return _mlx(folder, 4)
-
-
-def _mlx(folder: Path, kv_bits: int, **plan: Any) -> Kind:
-    pytest.importorskip("mlx.core")
-    pytest.importorskip("transformers")
-    import family_models as models
-    from edgekit_mlx.engine import MlxEngine
-    from edgekit_mlx.export import export
-
-    planned, weights = _planned(models, folder, exits=(1,), target="mlx", **plan)
-    export(planned, weights, folder, models.quiet)
-    return Kind(lambda exact: MlxEngine(planned, folder, exact=exact), kv_bits, ONE_WAY, _adapters(planned, folder))
-
-
-def executorch(folder: Path) -> Kind:
-    return _executorch(folder, 32)
-
-
-def executorch_narrow(folder: Path) -> Kind:
-    return _executorch(folder, 8)
-
-
-def _executorch(folder: Path, kv_bits: int) -> Kind:
-    pytest.importorskip("executorch")
-    pytest.importorskip("torch")
-    import family_models as models
-    from edgekit_executorch.engine import ExecutorchEngine
-    from edgekit_executorch.export import export
-
-    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,), target="executorch", kv_bits=kv_bits)
-    export(plan, weights, folder, models.quiet)
-    return Kind(lambda exact: ExecutorchEngine(plan, folder, exact=exact), kv_bits, ONE_WAY)
-
-
-def _planned(
-    models: Any, folder: Path, *, target: str = "onnx", adapter_rank: int = 0, **plan: Any
-) -> tuple[Plan, Any]:
-    model = folder.parent / f"{folder.name}-model"
-    kind, config = models.FAMILIES["llama"]
-    models.write_model(model, kind, {**config, "vocab_size": SIZE, "num_hidden_layers": 2, "head_dim": 32})
-    weights = models.weights_of(model, "s4-g32", folder.parent / f"{folder.name}-store")
-    planned = models.plan_for(weights.model, weights.recipe, context=96, chunk_tokens=16, sequences=6, **plan)
-    return planned.model_copy(update={"target": target, "adapter_rank": adapter_rank}), weights
-
-
-def _adapters(plan: Plan, folder: Path) -> tuple[Path, ...]:
-    """Two that fit, where the plan has room for any."""
-    places = [folder.parent / f"{folder.name}-adapter-{seed}" for seed in (1, 2)] if plan.adapter_rank else []
-    return tuple(write_adapter(place, plan.model, seed=seed, rank=seed) for seed, place in enumerate(places, 3))
-
-
-KINDS = {
-    "fake": pytest.param(fake, id="fake"),
-    "onnx": pytest.param(onnx, id="onnx", marks=[pytest.mark.onnx, pytest.mark.quantize]),
-    "onnx, 8 bits": pytest.param(
-        onnx_narrow, id="onnx, 8 bits", marks=[pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
-    ),
-    "executorch": pytest.param(
-        executorch, id="executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
-    ),
-    "executorch, 8 bits": pytest.param(
-        executorch_narrow,
-        id="executorch, 8 bits",
-        marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow],
-    ),
-    "mlx": pytest.param(mlx, id="mlx", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]),
-    "mlx, 8 bits": pytest.param(
-        mlx_narrow, id="mlx, 8 bits", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]
-    ),
-    "mlx, 4 bits": pytest.param(
-        mlx_narrowest, id="mlx, 4 bits", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]
-    ),
-}
+ALL = [
+    pytest.param(fake, id="fake"), on("onnx", 32, adapter_rank=4), on("onnx", 8), on("executorch", 32),
+    on("executorch", 8, kv_bits=8), on("mlx", 32), on("mlx", 8, adapter_rank=4), on("mlx", 4),
+]  # fmt: skip
+KINDS = {each.id: each for each in ALL}
 ROUNDING = [KINDS[name] for name in ("onnx", "onnx, 8 bits", "executorch", "executorch, 8 bits")]
 ADAPTED = [KINDS[name] for name in ("fake", "onnx", "mlx, 8 bits")]
 

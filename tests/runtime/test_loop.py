@@ -18,7 +18,6 @@ from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, RuntimeClosed, TargetFailed, Unsupported
 from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
 from edgekit.testing.drafting import ReplayDrafter
@@ -168,17 +167,6 @@ class Recording(FakeEngine):
         return super().forward(chunks)
 
 
-def test_decoding_continues_during_a_long_prefill() -> None:
-    engine = Recording()
-    with make_runtime(engine, chunk_tokens=16, context=1024) as runtime:
-        short, long = runtime.submit("the cat", max_tokens=80), runtime.submit([1] * 640, max_tokens=1)
-        short.answer()
-        long.answer()
-    reading = [call for call in engine.calls if any(len(tokens) == 16 for tokens in call)]
-    assert len(reading) == 40
-    assert all(len(call) == 2 and len(call[0]) == 1 for call in reading[1:])  # beside each piece, a token of the other
-
-
 def test_requests_are_served_in_the_order_in_which_they_came() -> None:
     engine = Recording()
     with make_runtime(engine, sequences=2, chunk_tokens=8) as runtime:
@@ -189,16 +177,6 @@ def test_requests_are_served_in_the_order_in_which_they_came() -> None:
         assert runtime.metrics().finished == {"length": 8}
     prompts = [tokens[0] for call in engine.calls for tokens in call if len(tokens) == 8 and len(set(tokens)) == 1]
     assert list(dict.fromkeys(prompts)) == [place + 3 for place in range(8)]
-
-
-def test_a_step_feeds_no_more_prefill_than_its_budget() -> None:
-    engine = Recording()
-    with make_runtime(engine, chunk_tokens=16) as runtime:
-        streams = [runtime.submit([1] * size, max_tokens=2) for size in (50, 7, 7, 30)]
-        for stream in streams:
-            stream.answer()
-    fed = [sum(len(tokens) for tokens in call if len(tokens) > 1) for call in engine.calls]
-    assert max(fed) <= 16 and sum(fed) >= 50 + 7 + 7 + 30 - 4
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers() -> None:
@@ -432,9 +410,3 @@ def test_the_answer_of_a_stream_is_whole_whatever_was_read_before(read: int | No
         stream.close()
         with pytest.raises(InvalidInput, match="closed before its end"):
             stream.answer()
-
-
-def test_one_runtime_at_a_time_owns_the_engine() -> None:
-    runtime: Runtime = make_runtime()
-    runtime.close()
-    assert runtime.metrics().running == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +11,19 @@ import runtimes
 from click.testing import CliRunner
 from eagle3_heads import features_of
 from mtp_heads import part_alone, torch_mtp_logits, write_mtp_model
-from sealed_heads import KEPT, TARGETS, check_answers, check_logits, check_schemas_and_prefixes, planned, words
+from sealed_heads import check_logits, planned, words
 
 import edgekit
-from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.draft_vocabulary import draft_tokens
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.artifact.sealed_head import open_head
 from edgekit.cli import command
 from edgekit.contracts.feeding import feed
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model import mtp
-from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
 
 DRAFTED = 270  # of the small tokenizer's tokens
@@ -42,20 +38,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mtp_model(tmp_path_factory.mktemp("mtp") / "model")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("onnx", marks=pytest.mark.onnx),
-        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
-    ],
-)
-def artifact(model: Path, request: pytest.FixtureRequest) -> Artifact:
-    pytest.importorskip(TARGETS[request.param])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
-        return export(planned(model, model, target=request.param), model.parent / request.param)
 
 
 def test_bytes_ends_and_marks_are_draft_tokens_and_then_the_most_frequent(model: Path) -> None:
@@ -74,18 +56,6 @@ def test_bytes_ends_and_marks_are_draft_tokens_and_then_the_most_frequent(model:
     left_out = np.setdiff1d(np.arange(spec.vocab_size), tokens)
     assert times[left_out].max() <= 5 < times.max()
     assert np.array_equal(draft_tokens(model, spec, spec.vocab_size), np.arange(spec.vocab_size))
-
-
-def test_the_plan_states_the_draft_tokens_and_counts_the_part(model: Path, artifact: Artifact) -> None:
-    plan, plain = artifact.plan, planned(model, model, target=artifact.plan.target, drafter=None)
-    assert plan.drafter is not None and plan.drafter.draft_vocab_size == DRAFTED < plan.model.vocab_size
-    stated = json.loads((artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
-    assert (stated["kind"], stated["draft_vocab_size"]) == ("mtp", DRAFTED)
-    matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
-    assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
-    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
-    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 4096 < 8192
-    assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
 
 
 @pytest.mark.onnx
@@ -116,19 +86,6 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
         state.close()
 
 
-@pytest.mark.parametrize("kept", KEPT)
-def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
-    prompts = [words(2 + place % 20, place) for place in range(12)]
-    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
-        assert runtime.engine.capabilities.checkpoint_tokens is not None
-    proposed, accepted = check_answers(artifact, prompts, kept)
-    assert accepted > 0 and proposed > accepted
-
-
-def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
-    check_schemas_and_prefixes(artifact)
-
-
 @pytest.mark.onnx
 def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
@@ -140,20 +97,6 @@ def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Pa
         runtime.generate(words(5, 5), max_tokens=20)
         report = runtime.speculation()
         assert report is not None and [each.name for each in report.proposals] == ["head"]
-
-
-def test_a_damaged_part_is_refused(model: Path, artifact: Artifact, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
-    config = copied / HEAD_FOLDER / "config.json"
-    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
-    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(artifact.plan, copied)
-    shutil.rmtree(copied / HEAD_FOLDER)  # a checkpoint in its place, and a plan that says so
-    part_alone(model, copied / HEAD_FOLDER)
-    head = read_head(copied / HEAD_FOLDER, artifact.plan.model)
-    head.close()
-    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(artifact.plan.model_copy(update={"drafter": head.spec}), copied)
 
 
 def test_a_server_bundle_refuses_it_in_one_line(tmp_path: Path) -> None:

@@ -175,28 +175,6 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("window", [None, 24], ids=["full", "window"])
-@pytest.mark.parametrize("drafting", DRAFTERS.values(), ids=DRAFTERS)
-@pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.9, "seed": 3}, {"regex": "[a-z ]+"}], ids=["greedy", "drawn", "shaped"]
-)
-def test_answers_are_the_same_with_and_without_reuse(
-    window: int | None, drafting: Drafting | None, options: dict[str, Any]
-) -> None:
-    if "regex" in options:
-        pytest.importorskip("llguidance")
-
-    def answers(prefix_bytes: int) -> list[tuple[int, ...]]:
-        with make_runtime(
-            window=window, sinks=2 if window else 0, drafting=drafting, prefix_bytes=prefix_bytes
-        ) as runtime:
-            found = [tuple(runtime.generate(text, max_tokens=20, **options).tokens) for text in (*PROMPTS, *PROMPTS)]
-            assert (runtime.metrics().prefix_hits > 0) == (prefix_bytes > 0)
-            return found
-
-    assert answers(MANY) == answers(0)
-
-
 def test_a_full_hit_still_feeds_the_last_token() -> None:
     with make_runtime(prefix_bytes=MANY) as runtime:
         prompt = runtime.encode(PROMPTS[0])

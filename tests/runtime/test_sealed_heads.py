@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tiny_models
+from assistants import CLUSTERS, VOCABULARY, write_assistant, write_gemma4
 from eagle3_heads import LEGACY, write_head
 from edgekit_onnx import OnnxTarget
+from mtp_heads import part_alone, write_mtp_model
 from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.export import export
 from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.contracts.manifest import MANIFEST
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
+from edgekit.model import mtp
 from edgekit.model.heads import EMBEDDING, read_head
 from edgekit.model.source import open_source
 from edgekit.planner.head_memory import head_file_bytes, head_to_seal
 from edgekit.planner.memory import looked_up_bytes
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 
+DRAFTED = 270  # of the small tokenizer's tokens, for the part of a checkpoint
 HYBRID: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
     "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5,
@@ -40,44 +47,93 @@ def made(place: Path, **changed: Any) -> Path:
     return place
 
 
+class Sealed(NamedTuple):
+    """An artifact with a head of this kind in it, and where both came from."""
+
+    kind: str
+    model: Path
+    head: Path
+    artifact: Artifact
+
+
+def with_head(kind: str, place: Path) -> tuple[Path, Path]:
+    """A model and its head: beside it, in its checkpoint, or one that reads its cache."""
+    if kind == "eagle3":
+        return made(place) / "model", place / "head"
+    if kind == "mtp":
+        return (model := write_mtp_model(place / "model")), model
+    model = write_gemma4(place / "model")
+    return model, write_assistant(place / "head", model, clusters=CLUSTERS)
+
+
+def on(target: str, kind: str) -> Any:
+    marks = [getattr(pytest.mark, target)] + ([] if target == "onnx" else [pytest.mark.slow])
+    marks += [pytest.mark.quantize] if target == "executorch" else []
+    return pytest.param((kind, target), marks=marks, id=f"{kind} {target}")
+
+
+EAGLE3 = [on(target, "eagle3") for target in TARGETS]
+ASSISTANTS = [on(target, "assistant") for target in ("onnx", "mlx")]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("sealed"))
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    return cache(lambda kind: with_head(kind, tmp_path_factory.mktemp(kind)))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("onnx", marks=pytest.mark.onnx),
-        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
-        pytest.param("executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]),
-    ],
-)
-def artifact(folder: Path, request: pytest.FixtureRequest) -> Artifact:
-    pytest.importorskip(TARGETS[request.param])
-    return export(planned(folder / "model", folder / "head", target=request.param), folder / request.param)
+@pytest.fixture(scope="module")
+def folder(heads: Callable[[str], tuple[Path, Path]]) -> Path:
+    return heads("eagle3")[0].parent
+
+
+@pytest.fixture(scope="module", params=[*EAGLE3, on("onnx", "mtp"), on("mlx", "mtp"), *ASSISTANTS])
+def sealed(heads: Callable[[str], tuple[Path, Path]], request: pytest.FixtureRequest) -> Sealed:
+    kind, target = request.param
+    pytest.importorskip(TARGETS[target])
+    model, head = heads(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
+        return Sealed(kind, model, head, export(planned(model, head, target=target), model.parent / target))
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+    monkeypatch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
 
 
-def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifact: Artifact) -> None:
-    plan, plain = (
-        planned(folder / "model", folder / "head", target=artifact.plan.target, drafter=head)
-        for head in (str(folder / "head"), None)
-    )
-    matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
+STATED: dict[str, dict[str, Any]] = {
+    "eagle3": {},
+    "mtp": {"kind": "mtp", "draft_vocab_size": DRAFTED},
+    "assistant": {"kind": "assistant", "clusters": CLUSTERS, "draft_vocab_size": VOCABULARY, "kv_layers": [2, 2, 2, 3]},
+}
+
+
+def test_the_plan_states_and_counts_the_head(sealed: Sealed) -> None:
+    plan = sealed.artifact.plan
+    plain = planned(sealed.model, sealed.head, target=plan.target, drafter=None)
+    stated = json.loads((sealed.artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
+    assert STATED[sealed.kind].items() <= stated.items()
+    shapes = dict(plan.drafter.tensors())
+    if sealed.kind == "assistant":
+        assert not any(name.endswith(("k_proj.weight", "v_proj.weight", "k_norm.weight")) for name in shapes)
+    halved = "lm_head.weight" if sealed.kind == "assistant" else ""
+    matrices = sum(int(np.prod(shape)) * (2 if name == halved else 4) for name, shape in shapes.items())
     mapped = plan.estimate.mapped_weights_bytes - plain.estimate.mapped_weights_bytes
-    if plan.drafter.own_embedding:
-        assert mapped >= matrices
-    else:
+    if sealed.kind == "eagle3" and not plan.drafter.own_embedding:
         assert mapped == matrices + looked_up_bytes(plan.model, plan.recipe, plan.memory, plan.context)
+    else:
+        assert mapped >= matrices
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
-    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
-    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 4096 < 8192
-    head, published = open_head(artifact.plan, artifact.folder), read_head(folder / "head", plan.model)
+    held = (sealed.artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
+    slack = 8192 if sealed.kind == "assistant" else 4096
+    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - held + slack < 2 * slack
+
+
+@pytest.mark.parametrize("sealed", EAGLE3, indirect=True)
+def test_the_artifact_holds_the_published_head(sealed: Sealed) -> None:
+    artifact = sealed.artifact
+    head, published = open_head(artifact.plan, artifact.folder), read_head(sealed.head, artifact.plan.model)
     for name, _ in published.spec.tensors():
         np.testing.assert_array_equal(head.floats(name), published.floats(name))
     np.testing.assert_array_equal(head.targets, published.targets)
@@ -99,12 +155,26 @@ def test_a_head_has_the_embedding_sealed_where_it_cannot_be_looked_up(folder: Pa
     assert saved == 2 * plan.model.vocab_size * plan.model.hidden_size
 
 
-@pytest.mark.parametrize("count", [35, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kept", KEPT)
-def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str, count: int) -> None:
-    prompts = [words(2 + place % 20, place) for place in range(count)]
-    proposed, accepted = check_answers(artifact, prompts, kept)
-    assert accepted > 20 and proposed > accepted
+def test_answers_are_those_of_plain_decoding(sealed: Sealed, kept: str, count: int) -> None:
+    count = 35 if sealed.kind == "eagle3" and count == 12 else count
+    proposed, accepted = check_answers(sealed.artifact, [words(2 + at % 20, at) for at in range(count)], kept)
+    assert accepted > (20 if sealed.kind == "eagle3" else 0) and proposed > accepted
+
+
+OTHER_CACHES: dict[str, dict[str, Any]] = {
+    "8 bits": {"kv_bits": 8},
+    "a window that keeps by score": {"window": 64, "sinks": 3, "keep": "scored"},
+}
+
+
+@pytest.mark.parametrize("sealed", ASSISTANTS, indirect=True)
+@pytest.mark.parametrize("cache", OTHER_CACHES)
+def test_answers_with_other_caches_are_too(sealed: Sealed, cache: str) -> None:
+    prompts = [words(50 + 3 * place, place) for place in range(6)]
+    proposed, accepted = check_answers(sealed.artifact, prompts, "everything", **OTHER_CACHES[cache])
+    assert accepted > 0 and proposed > accepted
 
 
 @pytest.mark.onnx
@@ -122,13 +192,13 @@ def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) ->
         assert runtime.metrics().accepted > 0
 
 
-def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(artifact: Artifact) -> None:
-    check_schemas_and_prefixes(artifact)
+def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(sealed: Sealed) -> None:
+    check_schemas_and_prefixes(sealed.artifact)
 
 
 @pytest.mark.parametrize("draft", ["head", "auto"])
-def test_the_sealed_head_is_found(artifact: Artifact, draft: str) -> None:
-    with edgekit.open(artifact.folder, draft=draft) as runtime:
+def test_the_sealed_head_is_found(sealed: Sealed, draft: str) -> None:
+    with edgekit.open(sealed.artifact.folder, draft=draft) as runtime:
         runtime.generate(words(5, 5), max_tokens=20)
         report = runtime.speculation()
         assert report is not None and "head" in [each.name for each in report.proposals]
@@ -158,18 +228,36 @@ def test_artifacts_without_a_head_and_foreign_heads_are_refused(folder: Path, tm
     assert not (tmp_path / "never").exists()
 
 
-def test_a_damaged_head_is_refused_when_the_artifact_is_opened(artifact: Artifact, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
-    weights = copied / HEAD_FOLDER / "model.safetensors"
+OTHER_CONFIGS = {
+    "eagle3": ('"norm_output": false', '"norm_output": true'),
+    "mtp": ('"rope_theta": 10000.0', '"rope_theta": 20000.0'),
+    "assistant": ('"centroid_intermediate_top_k": 3', '"centroid_intermediate_top_k": 4'),
+}
+
+
+def test_a_damaged_or_foreign_head_is_refused_when_the_artifact_is_opened(sealed: Sealed, tmp_path: Path) -> None:
+    plan, copied = sealed.artifact.plan, Path(shutil.copytree(sealed.artifact.folder, tmp_path / "copy"))
+    weights, config = (copied / HEAD_FOLDER / name for name in ("model.safetensors", "config.json"))
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with pytest.raises(DamagedArtifact):
         open_artifact(copied)
     weights.write_bytes(whole)
-    config = copied / HEAD_FOLDER / "config.json"
-    config.write_text(config.read_text().replace('"norm_output": false', '"norm_output": true'))
+    config.write_text(config.read_text().replace(*OTHER_CONFIGS[sealed.kind]))
     with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(artifact.plan, copied)
+        open_head(plan, copied)
+    with pytest.raises(DamagedArtifact):
+        edgekit.open(copied, draft="head")
+    if sealed.kind != "eagle3":  # one as published in its place, and a plan that says so
+        shutil.rmtree(copied / HEAD_FOLDER)
+        if sealed.kind == "mtp":
+            part_alone(sealed.model, copied / HEAD_FOLDER)
+        else:
+            shutil.copytree(sealed.head, copied / HEAD_FOLDER)
+        found = read_head(copied / HEAD_FOLDER, plan.model)
+        found.close()
+        with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+            open_head(plan.model_copy(update={"drafter": found.spec}), copied)
 
 
 def test_hidden_states_are_kept_of_verified_tokens_alone_and_of_the_newest() -> None:

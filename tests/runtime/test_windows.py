@@ -6,9 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import make_model, row
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)  # fmt: skip
 from runtimes import make_runtime
 
 from edgekit.contracts.engine import Chunk, Engine
@@ -103,73 +111,22 @@ TestEvictionsOnTheFake = OnTheFake.TestCase
 TestEvictionsOnTheFake.settings = settings(deadline=None, max_examples=40, stateful_step_count=20)
 
 
-def one_layer(models: Any, folder: Any) -> tuple[Any, Any]:
-    """A real model whose keys depend on a token and its place alone."""
-    models.write_model(folder / "model", "llama", {**models.FAMILIES["llama"][1], "num_hidden_layers": 1})
-    weights = models.weights_of(folder / "model", "s4-g32", folder / "store")
-    (folder / "out").mkdir()
-    return models.plan_for(weights.model, weights.recipe, context=64, chunk_tokens=64), weights
-
-
-@pytest.mark.onnx
-@pytest.mark.quantize
-def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("transformers")
-    import family_models as models
-    from edgekit_onnx.engine import OnnxEngine
-    from edgekit_onnx.export import EXACT, export
-    from hypothesis.stateful import run_state_machine_as_test
-
-    plan, weights = one_layer(models, tmp_path)
-    export(plan, weights, tmp_path / "out", models.quiet, accuracy_level=EXACT)
-
-    class OnOnnx(Evictions):
-        engine = OnnxEngine(plan, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("target", "recipe", "one_layer"),
+    [
+        row("onnx", "s4-g32", {"config": {"num_hidden_layers": 1}}),
+        row("mlx", "s4-g32", {"config": {"num_hidden_layers": 1}}),
+        row("executorch", "float32", {"layers": 1}),
+    ],
+)
+def test_evictions_keep_what_the_list_keeps(target: str, recipe: str, one_layer: dict[str, Any]) -> None:
+    class OnATarget(Evictions):
+        engine = make_model(target, "llama", recipe, context=64, chunk_tokens=64, **one_layer).open()
         kv_bits = 32
         tolerance = 2e-5
 
-    run_state_machine_as_test(OnOnnx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
-
-
-@pytest.mark.mlx
-@pytest.mark.quantize
-def test_evictions_on_mlx_keep_what_the_list_keeps(tmp_path: Any) -> None:
-    pytest.importorskip("mlx.core")
-    pytest.importorskip("transformers")
-    import family_models as models
-    from edgekit_mlx.engine import MlxEngine
-    from edgekit_mlx.export import export
-    from hypothesis.stateful import run_state_machine_as_test
-
-    planned, weights = one_layer(models, tmp_path)
-    plan = planned.model_copy(update={"target": "mlx"})
-    export(plan, weights, tmp_path / "out", models.quiet)
-
-    class OnMlx(Evictions):
-        engine = MlxEngine(plan, tmp_path / "out")
-        kv_bits = 32
-        tolerance = 2e-5
-
-    run_state_machine_as_test(OnMlx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
-    OnMlx.engine.close()
-
-
-@pytest.mark.executorch
-@pytest.mark.quantize
-@pytest.mark.slow
-def test_evictions_on_executorch_keep_what_the_list_keeps() -> None:
-    pytest.importorskip("executorch")
-    pytest.importorskip("transformers")
-    from executorch_models import program
-    from hypothesis.stateful import run_state_machine_as_test
-
-    class OnExecutorch(Evictions):
-        engine = program("llama", "float32", 1, chunk_tokens=64).open()
-        kv_bits = 32
-        tolerance = 2e-5
-
-    run_state_machine_as_test(OnExecutorch, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+    run_state_machine_as_test(OnATarget, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+    OnATarget.engine.close()
 
 
 @pytest.mark.parametrize("sinks", [0, 3])
@@ -183,12 +140,3 @@ def test_endless_text_stays_within_its_window(sinks: int) -> None:
         assert max(tokens for tokens, _ in held) <= 32
         assert len({size for _, size in held if size}) == 1
         assert runtime.metrics().evictions > 100
-
-
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 16, 64])
-def test_evictions_do_not_depend_on_chunks(chunk_tokens: int) -> None:
-    prompt = [place % 100 + 5 for place in range(150)]
-    with make_runtime(window=32, sinks=2) as runtime:
-        expected = runtime.complete(prompt, max_tokens=60, ignore_eos=True).tokens
-    with make_runtime(window=32, sinks=2, chunk_tokens=chunk_tokens) as runtime:
-        assert runtime.complete(prompt, max_tokens=60, ignore_eos=True).tokens == expected

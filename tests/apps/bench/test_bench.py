@@ -30,7 +30,7 @@ from edgekit.apps.bench.report.tables import tables
 from edgekit.apps.bench.run import bench, expectations
 from edgekit.apps.bench.statistics import differ, percentile, shown_summary, summary_of
 from edgekit.apps.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun, PreparedSubject
-from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
+from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, read_workload
 from edgekit.common.progress import no_progress
 from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
@@ -223,12 +223,6 @@ def test_expectations_before_a_run(arena: Arena, share: float | None, is_busy: b
     assert (len(lines) == 2) == is_busy
     if is_busy:
         assert lines[1].startswith("this machine is busy: other programs use 60% of its cores")
-
-
-def _hurried() -> Machine:
-    machine = Machine()
-    machine.sleep = lambda seconds: None  # type: ignore[method-assign]
-    return machine
 
 
 def test_two_runs_are_compared_by_their_spread(arena: Arena) -> None:
@@ -453,13 +447,6 @@ def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
             bench([place], measured.workload(), opening=opening, against=["transformers"], progress=no_progress)
     with pytest.raises(InvalidInput, match="unknown peer 'vllm'"):
         bench([place], measured.workload(), against=["vllm"], progress=no_progress)
-
-
-@pytest.mark.parametrize("name", sorted(bundled_workloads()))
-def test_bundled_workloads_are_sound(name: str) -> None:
-    found = read_workload(name)
-    assert found.name == name
-    assert found.title
 
 
 @pytest.mark.parametrize("kind", ["prose", "code"])

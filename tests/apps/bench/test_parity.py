@@ -95,16 +95,6 @@ def test_a_wrong_rope_is_caught_and_named(place: Path, tmp_path: Path) -> None:
     assert "ropes is" in different(compared(place, tmp_path / "plan"))["model"]
 
 
-def test_a_missing_bos_is_caught_and_named(place: Path, tmp_path: Path) -> None:
-    def without_bos(folder: Path) -> None:
-        measured.edit_json(folder / "tokenizer.json", lambda found: found.update(post_processor=None))
-
-    measured.resealed(place / "artifact", tmp_path / "damaged", without_bos)
-    found = different(compared(place, tmp_path / "damaged"))
-    assert set(found) == {"bos"}
-    assert "with nothing in damaged" in found["bos"]
-
-
 def test_a_swapped_template_is_caught_and_named(place: Path, tmp_path: Path) -> None:
     def swapped(folder: Path) -> None:
         measured.edit_json(

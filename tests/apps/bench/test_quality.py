@@ -124,19 +124,6 @@ def test_a_missing_bos_is_caught_and_named(place: Path, tmp_path: Path) -> None:
     assert "DIFFERS" in done.output
 
 
-def test_a_swapped_template_is_caught_and_named(place: Path, tmp_path: Path) -> None:
-    def swapped(folder: Path) -> None:
-        measured.edit_json(
-            folder / "tokenizer_config.json",
-            lambda found: found.update(chat_template=tiny_models.TEMPLATE.replace("[assistant] ", "assistant: ")),
-        )
-
-    measured.resealed(place / "artifact", tmp_path / "damaged", swapped)
-    shutil.copy(place / "text.txt", tmp_path)
-    found = found_of(tmp_path, "damaged")
-    assert [check.what for check in found.checks if not check.same] == ["template"]
-
-
 def test_the_command_writes_a_fact_that_plans_show(place: Path, tmp_path: Path) -> None:
     arguments = [
         "eval",

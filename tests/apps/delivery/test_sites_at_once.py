@@ -1,4 +1,4 @@
-"""Two processes that change one site: each waits for the other, and no release is lost."""
+"""Sites and commands that are used at once: nothing is lost, and a killed process blocks nobody."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_artifacts import make_artifact
+from pairs_of_commands import Pairs, pairs
 
 from edgekit.apps.delivery import publish, withdraw
 from edgekit.apps.delivery.publish import read_site
@@ -112,3 +113,20 @@ def test_a_wrong_name_leaves_no_site_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         publish([tmp_path / "none"], site, release="1")
     assert not site.exists()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> object:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        yield Pairs(tmp_path_factory.mktemp("pairs") / "shared", patch)
+
+
+@pytest.mark.onnx
+@pytest.mark.quantize
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), pairs())
+def test_two_commands_at_once_lose_nothing(made: Pairs, first: str, second: str) -> None:
+    for _ in range(2):
+        made.run(first, second)

@@ -29,13 +29,11 @@ from edgekit.apps.lab.run import Clock, run_lab
 from edgekit.apps.lab.store import LabStore
 from edgekit.errors import DeviceFailed, DeviceTimeout, OutOfSpace
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux"),
+    pytest.mark.usefixtures("home"),
+]
 is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes networks and disks")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

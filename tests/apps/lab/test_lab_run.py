@@ -22,7 +22,7 @@ from edgekit.apps.lab.report import rows_of
 from edgekit.apps.lab.run import Clock, EntryEvent, run_lab
 from edgekit.apps.lab.store import LabStore
 from edgekit.apps.lab.watching import watching
-from edgekit.errors import DamagedArtifact, DeviceTimeout, InvalidInput, UnknownName, WorkloadFailed
+from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, WorkloadFailed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the tests end processes by signals")
 
@@ -113,16 +113,6 @@ def test_a_wrong_answer_is_not_repeated(store: LabStore, tmp_path: Path, error: 
     run_lab(lab, store, run, devices, clock=QUICK)
     assert devices["device-0"].calls == 4
     assert {row.why for row in rows_of(store, run)} == {str(error)}
-
-
-def test_a_slow_device_is_lost_by_its_deadline(store: LabStore, tmp_path: Path) -> None:
-    def late(device: FakeDevice, call: int) -> None:
-        raise DeviceTimeout(f"{device.name}: took longer than 5 s and was ended")
-
-    lab = lab_of(tmp_path, 1)
-    run = begun(store, lab)
-    run_lab(lab, store, run, fakes(lab, device_0=late), clock=QUICK)
-    assert "took longer" in next(iter(rows_of(store, run))).why
 
 
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
@@ -279,21 +269,6 @@ def test_a_kill_at_any_commit_loses_and_duplicates_nothing(tmp_path: Path, after
             assert sum(device.calls for device in devices.values()) == 8 - len(before)
             assert {name: store.result(run, name) for name in before} == before
     assert survived and commit > 16
-
-
-def test_many_cells_run_and_resume(store: LabStore, tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, 4, repeats=25)
-    run = begun(store, lab)
-
-    def stops(device: FakeDevice, call: int) -> None:
-        if call == 40:
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        run_lab(lab, store, run, fakes(lab, device_2=stops), clock=QUICK)
-    run_lab(lab, store, run, fakes(lab), clock=QUICK)
-    complete(store, run)
-    assert store.info(run).states == {"done": 400}
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,6 @@ import openai
 import pytest
 from serving import Served, serving
 
-NAMES = ("token_logprobs", "top_logprobs")
-
 
 def complete(served: Served, **body: Any) -> dict[str, Any]:
     answer = httpx.post(f"{served.v1}/completions", json=body, timeout=60)
@@ -91,12 +89,8 @@ def test_an_echo_without_tokens_is_the_prompt_alone(served: Served) -> None:
     "change",
     [
         {"prompt": []},
-        {"prompt": [[]]},
         {"prompt": [True]},
-        {"prompt": [-1]},
         {"prompt": [10**6]},
-        {"prompt": ["a", 1]},
-        {"prompt": None},
         {"suffix": "x"},
         {"best_of": 4},
         {"logprobs": 21},

@@ -18,14 +18,13 @@ from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
-from executorch_models import SEQUENCES, SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
+from executorch_models import SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
 
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.device.load import load_profile
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
 from edgekit.errors import InvalidInput
 from edgekit.planner.memory import MemoryLoad, cache_bytes, reading_bytes
-from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize]
 slow = pytest.mark.slow
@@ -38,12 +37,6 @@ HEADS, DIM = 2, 16
 def int8_program() -> Made:
     """The program of `usual` with an 8-bit cache."""
     return program("qwen2", "s4-g32", exits=(1,), kv_bits=8)
-
-
-@pytest.fixture(scope="module")
-def windowed() -> Made:
-    """A float program with soft caps, windows and an 8-bit cache."""
-    return program("gemma2", "float32", kv_bits=8)
 
 
 def keys_of(seed: int, tokens: int) -> np.ndarray[Any, Any]:
@@ -114,24 +107,6 @@ def test_int8_kv_program_equals_sums_in_order_bitwise(int8_program: Made) -> Non
     found = engine_logits(engine, TOKENS)
     engine.close()
     assert np.array_equal(found, logits_in_order(int8_program, TOKENS))
-
-
-@slow
-@pytest.mark.parametrize("sequences", SEQUENCES)
-def test_int8_kv_passes_conformance_suite(int8_program: Made, sequences: int) -> None:
-    check_engine(int8_program.open, exact=False, tolerance=0.05, sequences=sequences)
-
-
-@slow
-@pytest.mark.parametrize("sequences", SEQUENCES)
-def test_int8_kv_passes_conformance_suite_bitwise_in_exact_mode(int8_program: Made, sequences: int) -> None:
-    check_engine(lambda: int8_program.open(exact=True), exact=True, tolerance=0.05, sequences=sequences)
-
-
-@slow
-@pytest.mark.parametrize("sequences", SEQUENCES)
-def test_int8_kv_with_soft_caps_and_windows(windowed: Made, sequences: int) -> None:
-    check_engine(windowed.open, exact=False, tolerance=0.03, sequences=sequences)
 
 
 def fed(engine: Engine, tokens: list[int]) -> tuple[State, np.ndarray[Any, Any]]:

@@ -13,7 +13,7 @@ from edgekit_executorch.export import content_key, export
 from edgekit_executorch.versions import clash
 
 from edgekit.contracts.plan import MemoryFacts, Plan
-from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule
+from edgekit.contracts.recipe import RECIPES, Format
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
@@ -21,22 +21,15 @@ from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.testing import check_target, fake_model, fake_plan
+from edgekit.testing import fake_model, fake_plan
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
-S4_THROUGHOUT = Recipe(name="s4-throughout", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
 
 
 def plan(**changes: object) -> Plan:
     base = fake_plan()
     storage = base.storage.model_copy(update={"kv_bits": 32})
     return base.model_copy(update={"target": "executorch", "backend": "xnnpack", "storage": storage, **changes})
-
-
-def test_target_passes_suite() -> None:
-    check_target(
-        ExecutorchTarget(), [load_profile("pixel-9"), load_profile("iphone-16"), load_profile("laptop-x86-8gb")]
-    )
 
 
 def test_windows_of_two_widths_are_refused() -> None:

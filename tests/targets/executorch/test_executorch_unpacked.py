@@ -25,23 +25,6 @@ from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
-CASES = [
-    ("llama untied, with biases", "s8", 1),
-    ("phi3", "s4-g32", 1),  # one matrix for queries, keys and values, one for gate and up
-    ("gemma3", "float32", 2),  # norms of heads and after blocks, each with an offset
-    ("gemma2", "float32", 2),
-]
-
-
-@pytest.mark.parametrize(("family", "recipe", "layers"), CASES, ids=[f"{family}, {it}" for family, it, _ in CASES])
-def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, layers: int) -> None:
-    made = program(family, recipe, layers)
-    check_weights(ExecutorchTarget(), made.plan, made.files, made.weights)
-
-
-def test_weights_biases_and_exit_read_back() -> None:
-    check_weights(ExecutorchTarget(), usual().plan, usual().files, usual().weights)
-
 
 def test_weights_have_their_own_places_in_the_program() -> None:
     made = usual()

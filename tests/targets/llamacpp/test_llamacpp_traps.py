@@ -30,6 +30,8 @@ from edgekit.errors import (
     TargetFailed,
     Unsupported,
 )
+from edgekit.testing.check_engine import check_threads_change_between_calls
+from edgekit.testing.judging import Judge
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
@@ -251,3 +253,14 @@ def test_unknown_form_of_saved_state_is_an_error() -> None:
 
     with pytest.raises(TargetFailed, match="not supported"):
         decode(np.frombuffer(b"\x01" * 64, np.uint8), KVLayout((32,), 16, transposed=False), 3)
+
+
+@runs
+def test_fewer_threads_give_the_same_logits() -> None:
+    check_threads_change_between_calls(opened(threads=2), Judge(False, 0.08, False, 0, False))
+
+
+@runs
+def test_exact_mode_refuses_narrow_cache() -> None:
+    with pytest.raises(Unsupported, match="kv_bits 16"):
+        opened(llamacpp_models.WIDE_HEADS, kv_bits=8, exact=True)

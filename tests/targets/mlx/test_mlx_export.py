@@ -30,7 +30,6 @@ from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.tensors import Tensor
-from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
@@ -43,7 +42,6 @@ PARAMETERS = [
     ("lfm2, five taps, with biases", "s4-g64"),
     ("qwen3_5", "s8"),
 ]
-EXPERTS = [("gpt_oss", "s4-g32"), ("lfm2_moe", "s8"), ("mixtral", "float32")]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "metal"])
@@ -67,13 +65,6 @@ def test_file_holds_neutral_words_scales_and_floats(family: str, recipe: str, ba
             assert stored.entry(f"{module}.scales").dtype == ("F32" if backend == "cpu" else "F16")
             names -= {name, f"{module}.scales", f"{module}.biases"}
         assert names == set()
-
-
-@pytest.mark.parametrize("backend", ["cpu", "metal"])
-@pytest.mark.parametrize(("family", "recipe"), [*PARAMETERS, *EXPERTS])
-def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, backend: str) -> None:
-    made = mlx_models.made(family, recipe, backend=backend)
-    check_weights(MlxTarget(), made.plan, made.files, made.weights)
 
 
 # mlx-lm cannot compute it, which notes say.

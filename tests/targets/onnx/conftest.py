@@ -8,8 +8,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test its own facts of the machine."""
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+def packed_as_usual(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test its own facts of the machine, among them the packed weights."""
     monkeypatch.delenv("EDGEKIT_PACKED", raising=False)
-    return tmp_path / "home"

@@ -34,32 +34,6 @@ def llama() -> OnnxModel:
     return onnx_model("llama", "s4-g64", FAST, exits=(1, 2))
 
 
-@pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float32"])
-def test_exact_mode_is_bitwise(recipe: str) -> None:
-    made = onnx_model("llama", recipe, FAST, exits=(1,))
-    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=100)
-
-
-@pytest.mark.slow
-def test_500_random_sequences(llama: OnnxModel) -> None:
-    check_engine(lambda: llama.open(exact=True), exact=True, tolerance=0, sequences=500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3", "hunyuan"]
-)
-def test_every_family_passes_conformance_suite_bitwise(family: str) -> None:
-    made = onnx_model(family, "s4-g64", FAST, exits=(1,))
-    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=25)
-
-
-@pytest.mark.parametrize("kv_bits", [32, 16])
-def test_default_mode_equals_up_to_rounding(kv_bits: int) -> None:
-    made = onnx_model("llama", "s4-g64", EXACT, exits=(1,), kv_bits=kv_bits)
-    check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=100)
-
-
 @pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3", "hunyuan"])
 def test_one_layer_eviction_equals_never_fed(family: str) -> None:
     """Whole heads, parts of heads, and layers whose rope is scaled."""

@@ -1,0 +1,312 @@
+"""Tuned scales and smoothed inputs: the same model, less lost, and stopped runs that go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+import family_models as models
+import torch
+
+from edgekit.common.content_store import ContentStore
+from edgekit.common.progress import no_progress
+from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import UnknownName
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.spec import ModelSpec
+from edgekit.quant import pipeline, smoothing
+from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.calibration import Calibration
+from edgekit.quant.pipeline import neutral_weights
+from edgekit.quant.scale_tuning import PASSES, SEQUENCES_A_STEP, TUNED, ScaleTuning
+from edgekit.quant.shards import ReadRows
+
+pytestmark = pytest.mark.quantize
+
+
+class StoppedError(Exception):
+    pass
+
+
+def text(count: int = 8, length: int = 24, vocabulary: int = 160) -> Calibration:
+    """Tokens that follow each other by a rule."""
+    rows = tuple(
+        tuple(3 + (seed * 7 + step * step) % (vocabulary - 3) for step in range(length)) for seed in range(count)
+    )
+    fact = CalibrationFact(sha256="0" * 64, description="a rule", sequences=count, tokens=count * length)
+    return Calibration(rows, fact)
+
+
+def made(folder: Path, calibration: Calibration, recipe: str = "s4-g32", **options: Any) -> NeutralWeights:
+    return neutral_weights(
+        folder / "model",
+        named_recipe(recipe),
+        calibration=calibration,
+        store=ContentStore(folder / options.pop("store", "store")),
+        **options,
+    )
+
+
+def floats_of(folder: Path) -> Any:
+    """Return a reader of the float model's rows."""
+    spec, stored = models.spec_of(folder), TensorFolder.open(folder)
+    tensors = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in spec.tensors()}
+    return lambda name, rows=None: tensors[name] if rows is None else tensors[name][rows]
+
+
+def tuned_modules(weights: NeutralWeights) -> list[str]:
+    """Return the four-bit linears of the layers."""
+    layers = f"{weights.model.prefix}layers."
+    return [
+        module
+        for module in weights.modules()
+        if module.startswith(layers)
+        and weights.tensor_of(module).role == "linear"
+        and weights.format_of(module).kind == "s4"
+    ]
+
+
+def divergence(weights: NeutralWeights, read: Any, ids: Any) -> float:
+    """Return the mean KL of the stored weights' predictions from the float model's."""
+    spec = weights.model
+    exact = decoder.logits(spec, read, ids).log_softmax(-1)
+    own = decoder.logits(spec, lambda name: torch.from_numpy(weights.tensor(name)), ids).log_softmax(-1)
+    return float((exact.exp() * (exact - own)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma4", "mixtral"])
+def test_gradients_are_those_of_autograd(tmp_path: Path, family: str) -> None:
+    models.write_model(tmp_path / "model", *models.EVERY[family])
+    calibration = text(count=2)
+    base, read = made(tmp_path, calibration), floats_of(tmp_path / "model")
+    spec, ids = base.model, torch.tensor(calibration.sequences)
+    modules = tuned_modules(base)
+    factors = {m: torch.zeros(base.scales(m).shape, requires_grad=True) for m in modules}
+
+    def stored(name: str, rows: slice | None = None) -> Any:
+        module = name.removesuffix(".weight")
+        values = torch.from_numpy(base.tensor(name))
+        if module in factors:
+            grouped = values.view(*factors[module].shape, -1)
+            values = (grouped * factors[module].exp()[:, :, None]).view(values.shape)
+        return values if rows is None else values[rows]
+
+    def last_hidden(get: Any) -> Any:
+        hidden = decoder.embed(spec, get(f"{spec.prefix}embed_tokens.weight")[ids])
+        side_inputs = decoder.layer_inputs(spec, ids, hidden, get)
+        for index in range(len(spec.layers)):
+            tensors = decoder.layer_tensors(spec, index, get)
+            hidden = decoder.layer_forward(spec, index, tensors, hidden, side_inputs=side_inputs)
+        return hidden
+
+    def predictions(get: Any, hidden: Any) -> Any:
+        matrix = f"{spec.prefix}embed_tokens.weight" if spec.tied else f"{spec.head}.weight"
+        return decoder.head(spec, get(decoder.last_norm(spec)), get(matrix), hidden).log_softmax(-1)
+
+    with torch.no_grad():
+        target = last_hidden(read)
+        exact = predictions(read, target)
+    own = predictions(stored, last_hidden(stored))
+    loss = (exact.exp() * (exact - own)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    tuning = ScaleTuning(base, read, calibration, tmp_path)
+    gradient, found = tuning.gradient(ids, target, lambda what: None)
+    assert found == pytest.approx(float(loss.detach()), rel=1e-3, abs=1e-4)
+    for module in modules:
+        expected = factors[module].grad
+        assert expected is not None
+        error = (tuning.of_module(gradient, module) - expected).norm() / expected.norm()
+        assert error < 5e-3, module
+
+
+def test_scales_change_and_integers_do_not(tmp_path: Path) -> None:
+    models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
+    calibration = text()
+    before, read = made(tmp_path, calibration, "balanced"), floats_of(tmp_path / "model")
+    after = made(tmp_path, calibration.with_tuning(), "balanced")
+    for module in before.modules():
+        if not before.format_of(module).is_float:
+            assert np.array_equal(before.integers(module), after.integers(module))
+    changed = {
+        module
+        for module in before.modules()
+        if not before.format_of(module).is_float and not np.array_equal(before.scales(module), after.scales(module))
+    }
+    assert changed == set(tuned_modules(before))
+    ids = torch.tensor(calibration.sequences)
+    assert divergence(after, read, ids) < divergence(before, read, ids)
+    assert after.manifest.calibration is not None
+    assert after.manifest.calibration.description == "a rule, scales tuned on it"
+    assert TUNED in after.manifest.notes and TUNED not in before.manifest.notes
+    assert after.recipe == before.recipe
+
+
+def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
+    calibration = text().with_tuning()
+    expected = made(tmp_path, calibration, store="whole")
+    steps = PASSES * (8 // SEQUENCES_A_STEP)
+    for stop_at in (1, 3, steps, steps + 2):
+        told: list[str] = []
+
+        def stop(done: float, total: float, what: str, stop_at: int = stop_at, told: list[str] = told) -> None:
+            if what.startswith("tuning scales: layer 1, backward") or (told and what.startswith("neutral weights")):
+                told.append(what)
+            if len(told) == stop_at:
+                raise StoppedError
+
+        with pytest.raises(StoppedError):
+            made(tmp_path, calibration, store=f"stopped-{stop_at}", progress=stop)
+        found = made(tmp_path, calibration, store=f"stopped-{stop_at}")
+        assert (found.folder / "edgekit.json").read_bytes() == (expected.folder / "edgekit.json").read_bytes()
+        assert found.sha256 == expected.sha256
+
+
+def test_integers_of_the_normal_effort_are_taken_from_the_store(tmp_path: Path) -> None:
+    models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
+    made(tmp_path, text())
+    told: list[str] = []
+    made(tmp_path, text().with_tuning(), progress=lambda done, total, what: told.append(what))
+    assert sum(what.startswith("neutral weights: embedding") for what in told) == 1  # the copy, and no other
+    again: list[str] = []
+    made(tmp_path, text().with_tuning(), progress=lambda done, total, what: again.append(what))
+    assert not again
+
+
+RECIPE = named_recipe("s4-g32-smooth")
+
+
+LOUD = 5  # a channel whose inputs are far larger than the others
+
+
+def calibration_of(count: int = 8, length: int = 32) -> Calibration:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randint(3, 160, (count, length), generator=generator).tolist()
+    fact = CalibrationFact(sha256="0" * 64, description="noise", sequences=count, tokens=count * length)
+    return Calibration(tuple(tuple(row) for row in rows), fact)
+
+
+def opened(folder: Path, family: str) -> tuple[ModelSpec, ReadRows]:
+    """A model with one loud channel before each layer's linears."""
+    kind, config = models.EVERY[family]
+    models.write_model(folder, kind, config)
+    spec, stored = models.spec_of(folder), TensorFolder.open(folder)
+    names = [name for name in (spec.layer_norms()[0], spec.layer_norms()[2]) if name]
+    loud = {f"{spec.prefix}layers.{index}.{name}.weight" for index in range(len(spec.layers)) for name in names}
+
+    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+        values = torch.from_numpy(stored.floats(name))
+        if name in loud:
+            values[LOUD] = 20.0
+        return values if rows is None else values[rows]
+
+    return spec, read
+
+
+def smooth(spec: ModelSpec, read: ReadRows, exact: ReadRows | None = None) -> ReadRows:
+    factors = smoothing.smoothing_factors(RECIPE, spec, calibration_of(), read, no_progress)
+    doubled = {module: factor.double() for module, factor in factors.items()}
+    return smoothing.smoothed(exact or read, doubled if exact else factors, RECIPE, spec)
+
+
+def logits(spec: ModelSpec, read: ReadRows, observe: Any = decoder.ignore) -> torch.Tensor:
+    return decoder.logits(spec, read, torch.tensor(calibration_of(2).sequences), get_rows=read, observe=observe)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama untied, with biases", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "gemma4"]
+)
+def test_the_float_model_stays_the_same(tmp_path: Path, family: str) -> None:
+    spec, read = opened(tmp_path, family)
+    tensors = {tensor.name: read(tensor.name).double() for tensor in spec.tensors()}
+
+    def exact(name: str, rows: slice | None = None) -> torch.Tensor:
+        return tensors[name] if rows is None else tensors[name][rows]
+
+    smoother = smooth(spec, read, exact)
+    before, after = logits(spec, exact), logits(spec, smoother)
+    assert (after - before).abs().max() < 1e-6 * before.abs().max()
+    changed = [name for name in tensors if not torch.equal(smoother(name), tensors[name])]
+    assert any(name.endswith("down_proj.weight") for name in changed)
+    assert any("norm" in name for name in changed) or not spec.layer_norms()[0]
+    for name in changed:
+        assert torch.equal(smoother(name)[1:3], smoother(name, slice(1, 3)))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_rounding_inputs_to_eight_bits_loses_less(tmp_path: Path, family: str) -> None:
+    spec, read = opened(tmp_path, family)
+
+    def round_inputs(name: str, values: torch.Tensor) -> None:
+        scale = values.abs().amax(-1, keepdim=True) / 127
+        values.copy_((values / scale).round() * scale)
+
+    exact = logits(spec, read)
+    plain, smoothed = (logits(spec, each, round_inputs) for each in (read, smooth(spec, read)))
+    assert (smoothed - exact).square().mean() < 0.5 * (plain - exact).square().mean()
+
+
+def test_inputs_that_experts_share_with_their_router_stay(tmp_path: Path) -> None:
+    spec, read = opened(tmp_path, "mixtral")
+    factors = smoothing.smoothing_factors(RECIPE, spec, calibration_of(), read, no_progress)
+    assert not factors
+
+
+@pytest.mark.parametrize("method", ["gptq", "rtn"])
+def test_neutral_weights_are_the_same_model(tmp_path: Path, method: Any) -> None:
+    kind, config = models.EVERY["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    plain, smoothed = (made_of_smoothing(tmp_path, name, method) for name in ("s8", "s8-smooth"))
+    assert any("SmoothQuant" in note for note in smoothed.manifest.notes)
+    assert plain.sha256 != smoothed.sha256
+
+    def of(weights: NeutralWeights) -> torch.Tensor:
+        return logits(weights.model, lambda name, rows=None: torch.from_numpy(weights.tensor(name, rows)))
+
+    assert (of(smoothed) - of(plain)).square().mean() < 0.01 * of(plain).square().mean()
+
+
+def made_of_smoothing(folder: Path, recipe: str, method: Any, store: str = "store") -> NeutralWeights:
+    return neutral_weights(
+        folder / "model", named_recipe(recipe), method=method, calibration=calibration_of(),
+        store=ContentStore(folder / store),
+    )  # fmt: skip
+
+
+def test_a_stopped_run_goes_on_with_the_factors_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, config = models.EVERY["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    expected = made_of_smoothing(tmp_path, "s4-g32-smooth", "gptq", "whole").sha256
+    measure, times = smoothing.smoothing_factors, []
+
+    def counted(*given: Any) -> Any:
+        times.append(1)
+        return measure(*given)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(smoothing, "smoothing_factors", counted)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_method_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            made_of_smoothing(tmp_path, "s4-g32-smooth", "gptq")
+    assert made_of_smoothing(tmp_path, "s4-g32-smooth", "gptq").sha256 == expected
+    assert len(times) == 1
+
+
+def test_float_recipes_have_no_smooth_variant() -> None:
+    assert named_recipe("balanced-smooth").smooth and not named_recipe("balanced").smooth
+    with pytest.raises(UnknownName):
+        named_recipe("float16-smooth")

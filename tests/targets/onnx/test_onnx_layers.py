@@ -1,0 +1,168 @@
+"""What only some layers have (shared caches, recurrent parts) on onnxruntime, and weights that are read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import gc
+import json
+import sys
+
+import family_models as models
+import measured
+from configs import QWEN_35_SMALL
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.audit import audit
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import FAST
+from edgekit_onnx.offers import offer
+from edgekit_onnx.prepacking import pack
+from engines import spaced
+from onnx_models import OnnxModel, onnx_model
+from process_files import open_files
+
+from edgekit.artifact.self_check import self_check
+from edgekit.contracts import recurrent
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
+from edgekit.contracts.token_costs import kv_bytes
+from edgekit.device.load import load_profile
+from edgekit.errors import DamagedArtifact
+from edgekit.model.families import model_from_config
+from edgekit.planner.memory import MemoryLoad, after_opening, predict
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+TOKENS = [int(token) for token in models.tokens_of(120, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def made() -> OnnxModel:
+    return onnx_model("gemma4", "s4-g64", FAST, sequences=8)
+
+
+def test_the_cache_of_shared_layers_is_stored_once(made: OnnxModel) -> None:
+    engine = made.open()
+    state = engine.start(made.plan.storage)
+    feed(engine, state, TOKENS[:40])
+    own = [layer for layer in made.plan.model.layers if layer.stores_kv]
+    assert (len(own), len(made.plan.model.layers)) == (3, 6)
+    segment = state.save(0, 40)
+    per_token = sum(2 * layer.kv_heads * layer.head_dim * 4 for layer in own)
+    assert sum(array.nbytes for array in segment.arrays) == 40 * per_token
+    assert kv_bytes(made.plan.model, 40, 32, bounds_windows=False) == 40 * per_token
+    engine.close()
+
+
+def test_packed_graphs_give_the_same_bits(tmp_path: Path) -> None:
+    """With more layers than a small constant could name."""
+    kinds = ["sliding_attention", "full_attention"] * 6
+    made = onnx_model("gemma4", level=FAST, config={"num_hidden_layers": 12, "layer_types": kinds})
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    pack(made.files, 1, 32, audit(made.plan, made.files), folder)
+    assert {path.suffix for path in folder.iterdir()} == {".onnx", ".bin"}
+
+
+def test_a_second_table_of_other_sizes_is_refused(made: OnnxModel) -> None:
+    smaller = made.plan.model.model_copy(
+        update={"per_layer_input": made.plan.model.per_layer_input.model_copy(update={"vocab_size": 159})}  # type: ignore[union-attr]
+    )
+    with pytest.raises(DamagedArtifact, match="does not fit its table"):
+        OnnxEngine(made.plan.model_copy(update={"model": smaller}), made.files)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_segments_with_wrong_checkpoints_or_tokens_are_refused(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaced(monkeypatch, 4)
+    engine = onnx_model(family, "s4-g64", FAST).open()
+    state = engine.start(engine.plan.storage)
+    feed(engine, state, list(range(5, 15)))
+    segment = state.save(0, 10)
+    spacing = recurrent.checkpoint_tokens(engine.plan.model)
+    places = sorted(segment.checkpoints)
+    assert places == [*range(spacing, 10, spacing), 10]
+    segment.arrays[0][0, 3] = engine.capabilities.vocabulary
+    segment.write(tmp_path / "tokens")
+    with pytest.raises(DamagedArtifact, match="outside the vocabulary"):
+        engine.read_segment(tmp_path / "tokens")
+    for name, wrong in (("before", [0, *places[1:]]), ("twice", [10, *places[1:]])):
+        state.save(0, 10).write(tmp_path / name)
+        old, new = json.dumps(places).encode(), json.dumps(wrong).encode()
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(old, new))
+        with pytest.raises(Exception, match="checkpoints after"):
+            engine.read_segment(tmp_path / name)
+    engine.close()
+
+
+def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules() -> None:
+    """Qwen3.5-0.8B has 18 delta rules with a memory of 1 MiB each."""
+    model = model_from_config(QWEN_35_SMALL, "qwen", "config.json")
+    part, recipe, device = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32"), load_profile("laptop-x86-8gb")
+    facts = after_opening(offer(model, device, "cpu", recipe).memory)
+    without = facts.model_copy(update={"recurrent_copies": 0.0})
+    load = MemoryLoad(model, recipe, facts, 4096, sequences=64, kv_bits=32, chunk_tokens=512)
+    for sequences in (1, 4):
+        one = load._replace(sequences=sequences)
+        counted, not_counted = predict(one), predict(one._replace(facts=without))
+        assert counted.activation_bytes - not_counted.activation_bytes == part > 18 << 20
+    counted, not_counted = predict(load), predict(load._replace(facts=without))
+    assert counted.activation_bytes - not_counted.activation_bytes > 10 * part  # a step of all takes more than a prompt
+    attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
+    fewer = offer(attending, device, "cpu", recipe).memory
+    assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
+
+
+CASES = [(family, "s4-g32") for family in models.EVERY]
+
+
+CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
+
+
+def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
+    plan, *_ = onnx_model("llama").copied(tmp_path)
+    (tmp_path / "out/weights.bin").write_bytes(b"")
+    assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
+def test_reading_back_maps_a_file_once_and_keeps_none_open(tmp_path: Path) -> None:
+    plan, *_ = onnx_model("llama").copied(tmp_path)
+    list(OnnxTarget().weights(plan, tmp_path / "out"))  # what is imported and opened once
+    gc.collect()
+    gc.disable()  # so that nothing in a cycle is freed by chance
+    try:
+        before = open_files()
+        found = OnnxTarget().weights(plan, tmp_path / "out")
+        next(found)
+        assert open_files() <= before + 1
+        list(found)
+        assert open_files() == before
+    finally:
+        gc.enable()
+
+
+class Absent(OnnxTarget):
+    """A target whose library is not installed."""
+
+    def missing(self) -> str | None:
+        return "not installed here"
+
+
+def test_self_check_without_engine_reads_weights_back(tmp_path: Path) -> None:
+    plan, _, weights, _ = onnx_model("llama").copied(tmp_path)
+    found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet).summary
+    assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
+    data = bytearray((tmp_path / "out/weights.bin").read_bytes())
+    data[100] ^= 0x10
+    (tmp_path / "out/weights.bin").write_bytes(bytes(data))
+    said = measured.refused(lambda: self_check(Absent(), plan, weights, tmp_path / "out", models.quiet))
+    assert "was packed wrongly" in said

@@ -1,0 +1,174 @@
+"""The conformance suites on every target: bitwise in exact mode, otherwise within rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import family_models as models
+import pytest
+from configs import TINY
+from engines import make_model, row, spaced
+
+from edgekit.device.load import load_profile
+from edgekit.enginekit import recurrent as parts
+from edgekit.model.families import model_from_config
+from edgekit.plugins import load_target
+from edgekit.testing import check_engine, check_export, check_target, write_adapter
+
+SLOW, LONG = (pytest.mark.slow,), (pytest.mark.long,)
+FAST, WIDE, SPARSE = {"level": 4}, "llama 3 rope, wide heads", {"spacing": 128}
+HYBRIDS, RECURRENT = ("lfm2", "qwen3_5"), [family for family in models.RECURRENT if "biases" in family]
+NEAR = {32: 1e-5, 16: 5e-3, 8: 5e-3}  # of ONNX Runtime with float activations
+LLAMACPP = {32: 0.08, 16: 0.08, 8: 0.1, 4: 0.3}
+
+
+def exact(target: str, family: str, recipe: str, sequences: int, marks: Any = (), tolerance: float = 0.0, **more: Any):
+    name = "-".join((family, recipe, "exact", *(f"{key} {value}" for key, value in more.items() if key != "level")))
+    return row(target, family, recipe, True, tolerance, sequences, more, marks=marks, name=name)
+
+
+def near(target: str, family: str, recipe: str, sequences: int, tolerance: float, marks: Any = (), **more: Any):
+    name = "-".join((family, recipe, "near", *(f"{key} {value}" for key, value in more.items() if key != "level")))
+    return row(target, family, recipe, False, tolerance, sequences, more, marks=marks, name=name)
+
+
+def onnx() -> list[Any]:
+    one = {**FAST, "exits": (1,)}
+    families = (
+        "mistral with a window",
+        "qwen3",
+        "smollm3",
+        "phi3",
+        "phi3 with longrope",
+        "gemma2",
+        "gemma3",
+        "hunyuan",
+    )
+    rows = [exact("onnx", "llama", recipe, 40, **one) for recipe in ("s4-g32", "s4-g128", "s8", "float32")]
+    rows += [exact("onnx", "llama", "s4-g64", 100, **one), exact("onnx", "llama", "s4-g64", 500, LONG, **FAST)]
+    rows += [exact("onnx", family, "s4-g64", 25, SLOW, **one) for family in families]
+    rows += [exact("onnx", "qwen3", recipe, 25, kv_bits=8, **one) for recipe in ("s4-g64", "s8")]
+    rows += [exact("onnx", "llama", "s4-g32", 40, kv_bits=8, exits=(1,))]
+    rows += [near("onnx", "llama", "s4-g64", 60, NEAR[bits], planned=bits, exits=(1,)) for bits in (32, 16)]
+    rows += [near("onnx", "llama", "s4-g32", 40, NEAR[bits], kv_bits=bits, exits=(1,), pieces=5) for bits in (16, 8)]
+    for family in HYBRIDS:
+        rows += [exact("onnx", family, "s4-g64", 40, spacing=spacing, **FAST) for spacing in (4, 128)]
+    for family in RECURRENT:
+        rows += [
+            near("onnx", family, "s4-g64", 25, 1e-5 if bits == 32 else 0.1, kv_bits=bits, spacing=4, pieces=5)
+            for bits in (32, 16, 8)
+        ]
+    rows += [exact("onnx", "gemma4", "s4-g64", 60, **FAST)]
+    rows += [near("onnx", "gemma4", "s4-g64", 40, 0.1, kv_bits=bits) for bits in (16, 8)]
+    rows += [near("onnx", list(models.SHARING)[1], "s4-g64", 40, 1e-5)]
+    for recipe in ("s4-g32", "s8", "float32"):
+        rows += [exact("onnx", family, recipe, 20, SLOW, **one) for family in models.EXPERTS]
+    rows += [near("onnx", "qwen3_moe", "s4-g32", 40, 1e-4, exits=(1,)), near("onnx", "lfm2_moe", "s4-g32", 40, 1e-4)]
+    rows += [exact("onnx", "llama", "s4-g32", 25, head=(1, 2, 3), **one)]
+    rows += [near("onnx", "llama", "s4-g32", 10, 0.05, head=(1, 2, 3), **one)]
+    for family in HYBRIDS:
+        rows += [exact("onnx", family, "s4-g32", 10, head=(1, 2, 3), **FAST)]
+        rows += [near("onnx", family, "s4-g32", 5, 0.05, head=(1, 2, 3), **FAST)]
+    rows += [exact("onnx", "llama", recipe, 5, adapter_rank=8, **one) for recipe in ("s4-g32", "s4-g64", "float32")]
+    return [*rows, near("onnx", "llama", "s4-g32", 5, 1e-5, adapter_rank=8, exits=(1,))]
+
+
+def mlx() -> list[Any]:
+    # Windows, no positions, fused, shared; then with a drafting head, where calls also give hidden states.
+    usual, headed = ("mistral with a window", "smollm3", "phi3 with longrope", "gemma4"), ("llama", "gemma2", *HYBRIDS)
+    others = [family for family in models.EVERY if family not in (*usual, *headed)]
+    rows = [exact("mlx", family, "s4-g32", 8) for family in usual]
+    rows += [exact("mlx", family, "s4-g32", 8, SLOW) for family in others]
+    rows += [exact("mlx", family, "s4-g32", 8, head=(1, 2, 3, 1)) for family in headed]
+    rows += [exact("mlx", family, "s4-g32", 300, LONG) for family in models.EVERY]
+    widths = [(WIDE, 16), (WIDE, 8), ("gemma2", 4), ("gpt_oss", 8)]
+    rows += [exact("mlx", family, "s4-g32", 8, kv_bits=bits) for family, bits in widths]
+    for family in ("lfm2", "lfm2_moe", "qwen3_5"):
+        rows += [exact("mlx", family, "s4-g64", 15, spacing=spacing, adapter_rank=8) for spacing in (4, 128)]
+    for family in RECURRENT:
+        rows += [exact("mlx", family, "s4-g64", 8, kv_bits=bits, spacing=4) for bits in (16, 8, 4)]
+    rows += [exact("mlx", "one layer", "s4-g32", 5, tolerance=1e-5, memoryless=True)]
+    return rows + [exact("mlx", family, "s4-g32", 3, adapter_rank=8) for family in ("llama", "phi3", "gemma2")]
+
+
+def llamacpp() -> list[Any]:
+    others = ("llama untied, with biases", WIDE, "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "one layer")
+    rows = [exact("llamacpp", each, "s4-g32", 20, tolerance=0.06) for each in ("llama", "llama with yarn", "gemma3")]
+    rows += [exact("llamacpp", family, "s4-g32", 25, SLOW, tolerance=0.06) for family in (*others, "wide heads")]
+    formats = (("s8", 32), ("float16", 16), ("float32", 16))
+    rows += [exact("llamacpp", "llama", recipe, 20, tolerance=0.06, planned=bits) for recipe, bits in formats]
+    rows += [exact("llamacpp", "wide heads", "s4-g128", 20, tolerance=0.06, planned=32)]
+    rows += [near("llamacpp", "wide heads", "s4-g32", 20, found, planned=bits) for bits, found in LLAMACPP.items()]
+    return rows + [
+        exact("llamacpp", family, "float32", 3, tolerance=0.06, planned=32, adapter_rank=8)
+        for family in ("llama", "qwen3")
+    ]
+
+
+def executorch() -> list[Any]:
+    one, rows = {"exits": (1,)}, []
+    for sequences, marks in ((8, ()), (60, LONG)):
+        rows += [exact("executorch", "qwen2", "s4-g32", sequences, marks, tolerance=0.05, **one)]
+        rows += [near("executorch", "qwen2", "s4-g32", sequences, 0.05, LONG, **one)]
+        rows += [near("executorch", "gemma3", "float32", sequences, 1e-4, LONG)]
+        rows += [exact("executorch", "qwen2", "s4-g32", sequences, marks, tolerance=0.05, planned=8, **one)]
+        rows += [near("executorch", "qwen2", "s4-g32", sequences, 0.05, LONG, planned=8, **one)]
+        rows += [near("executorch", "gemma2", "float32", sequences, 0.03, LONG, planned=8)]
+    rows += [exact("executorch", "qwen2", "s4-g32", 6, LONG, head=(2, 1, 2), **one)]
+    return [*rows, near("executorch", "qwen2", "s4-g32", 6, 0.3, LONG, head=(2, 1, 2), **one)]
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "recipe", "is_exact", "tolerance", "sequences", "more"),
+    [*onnx(), *mlx(), *llamacpp(), *executorch()],
+)
+def test_an_engine_passes_the_suite(
+    target: str, family: str, recipe: str, is_exact: bool, tolerance: float, sequences: int, more: dict[str, Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`planned`: the width of the plan's cache; `kv_bits`: the only one that is offered of several."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    options: dict[str, Any] = dict(more)
+    kv_bits, memoryless = options.pop("kv_bits", 0), options.pop("memoryless", False)
+    if spacing := options.pop("spacing", 0):
+        options["chunk_tokens"] = 16
+        spaced(monkeypatch, spacing)
+        monkeypatch.setattr(parts, "MOST_UNCERTAIN", 4 if kv_bits else parts.MOST_UNCERTAIN)  # a piece holds all
+    if pieces := options.pop("pieces", 0):
+        monkeypatch.setattr("edgekit_onnx.runner.TOKENS_AT_ONCE", pieces)
+    if planned := options.pop("planned", 0):
+        options["kv_bits"] = planned
+    made, kv_bits = make_model(target, family, recipe, **options), kv_bits or planned * (target == "llamacpp")
+    adapters = None
+    if "adapter_rank" in options:
+        one, two = (write_adapter(tmp_path / str(rank), made.plan.model, seed=rank, rank=rank) for rank in (3, 8))
+        adapters = (one, two)
+    check_engine(
+        lambda: made.open(exact=is_exact and target != "mlx", kv_bits=kv_bits),
+        exact=is_exact, tolerance=tolerance, sequences=sequences, memoryless=memoryless, adapters=adapters,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "tolerance"),
+    [row("onnx", "llama", 0.0), row("mlx", "one layer", 0.0), row("llamacpp", "one layer", 0.06)],
+)
+def test_an_export_passes_the_suite(target: str, family: str, tolerance: float) -> None:
+    made = make_model(target, family, **(FAST if target == "onnx" else {}))
+    check_export(load_target(target), made.plan, made.weights, exact=True, tolerance=tolerance, sequences=5)
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "devices"),
+    [
+        ("onnx", "llama", ("pixel-9", "macbook-m4-16gb", "laptop-x86-8gb")),
+        ("mlx", "mixtral", ("macbook-m4-16gb", "laptop-x86-8gb")),
+        ("executorch", "gemma2", ("pixel-9", "iphone-16", "laptop-x86-8gb")),
+        ("llamacpp", "llama", ("laptop-x86-8gb", "macbook-m4-16gb", "raspberry-pi-5-8gb", "pixel-9")),
+        ("llamacpp", "gemma3", ("laptop-x86-8gb", "macbook-m4-16gb", "raspberry-pi-5-8gb", "pixel-9")),
+    ],
+)
+def test_offers_pass_the_suite(target: str, family: str, devices: tuple[str, ...]) -> None:
+    model = model_from_config(TINY[family], family, "config.json")
+    check_target(load_target(target), [load_profile(name) for name in devices], model)

@@ -1,0 +1,55 @@
+"""Every target computes what transformers computes: logits of every token, and greedy texts beyond any window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import family_models as models
+from engines import apart, make_model, row
+
+from edgekit.contracts.engine import Chunk
+
+SPECIAL = (*models.RECURRENT, *models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS)
+LOGITS = [row(target, family, "s4-g32", 1e-5) for target in ("onnx", "mlx") for family in models.EVERY]
+LOGITS += [row("executorch", "hunyuan", "float32", 1e-4)]
+for each in ("llama", "gemma3", "phi3"):
+    LOGITS += [row("llamacpp", each, "float32", 0.01), row("llamacpp", each, "s4-g32", 0.08)]
+TEXTS = [row(target, family) for target in ("onnx", "mlx", "executorch") for family in models.TWISTED]
+TEXTS += [row(target, family) for target in ("onnx", "mlx") for family in SPECIAL]
+
+
+@pytest.mark.parametrize(("target", "family", "recipe", "allowed"), LOGITS)
+def test_logits_equal_transformers(target: str, family: str, recipe: str, allowed: float) -> None:
+    """A prompt, a chunk, then token by token, beyond every window."""
+    options: dict[str, Any] = {"exits": (1,)} if target == "onnx" and family in models.FAMILIES else {}
+    options |= {"kv_bits": 32} if target == "llamacpp" else {}
+    options |= {"context": 64} if target == "onnx" else {}
+    made, tokens = make_model(target, family, recipe, **options), list(models.tokens_of(100 if target == "mlx" else 60))
+    engine, found = made.open(), []
+    state = engine.start(engine.plan.storage)
+    for size in (16, 16, 8, *[1] * (len(tokens) - 40)):
+        start = state.length
+        found.append(engine.forward([Chunk(state, tokens[start : start + size], size)])[0])
+    engine.close()
+    assert apart(np.concatenate(found), models.logits_of(made.reference(), tokens)) < allowed
+
+
+@pytest.mark.parametrize(("target", "family"), TEXTS)
+def test_greedy_texts_equal_transformers_for_64_tokens(
+    target: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    quantised = target == "onnx" and family in models.HYBRID_EXPERTS
+    made = make_model(target, family, "s4-g32" if quantised else "float32")
+    engine = made.open()
+    text = models.greedy_text(engine, engine.start(engine.plan.storage), models.tokens_of(20, seed=3), first=13)
+    engine.close()
+    assert len(text) == 84
+    assert text[20:] == [int(row.argmax()) for row in models.logits_of(made.reference(), text)[19:-1]]
