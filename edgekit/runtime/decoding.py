@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.drafter import Drafter
     from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Logprob, Sampler
-    from edgekit.runtime.speculation.draft_method import DraftRequest
-    from edgekit.runtime.speculation.drafters import DrafterFactory
+    from edgekit.runtime.speculation.draft_method import DrafterFactory, DraftRequest
 
 
 class Decoding:

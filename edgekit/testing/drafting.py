@@ -1,8 +1,8 @@
-"""Drafters for tests and measurements: replayed text, and drafting of a fixed length."""
+"""Drafters for tests and measurements: by a function, replayed text, and drafting of a fixed length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.drafter import Drafter
@@ -11,6 +11,20 @@ from edgekit.runtime.speculation.draft_method import DraftRequest
 if TYPE_CHECKING:
     from edgekit.runtime.speculation.controller import SpeculationController
     from edgekit.runtime.speculation.draft_method import DraftMethod
+
+
+class Drafting(NamedTuple):
+    """A drafter factory that calls the function `make` for each prompt."""
+
+    make: Callable[[Sequence[int]], Drafter]
+    tokens: int = 4
+    controller: SpeculationController | None = None
+
+    def start(self, request: DraftRequest) -> Drafter:
+        return self.make(request.prompt)
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class FixedLengthDrafting(NamedTuple):

@@ -38,11 +38,10 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, by_turns, known_costs
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams, TextIndex
 from edgekit.runtime.speculation.open import open_draft, open_speculation
 from edgekit.runtime.speculation.speculation import Speculation
-from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
+from edgekit.testing.drafting import Drafting, FixedLengthDrafting, ReplayDrafter
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = [json.loads(line)["text"] for line in (ROOT / "edgekit/_demo/held_out.jsonl").read_text().splitlines()]

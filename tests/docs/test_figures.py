@@ -16,9 +16,8 @@ from fake_artifacts import install, make_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 from examples.benchmarks import endless, measured_page, memory_contract
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from edgekit.runtime.generation.chat_template import ChatTemplate
 from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
+from edgekit.testing.drafting import Drafting
 
 WORDS = [
     "the",

@@ -13,11 +13,11 @@ from edgekit.methods.drafters.early_exit import EarlyExit
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import Costs
+from edgekit.runtime.speculation.draft_method import DrafterFactory
 from edgekit.runtime.speculation.draft_model import DraftModel
-from edgekit.runtime.speculation.drafters import DrafterFactory, Drafting
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams
 from edgekit.runtime.speculation.speculation import Speculation
-from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
+from edgekit.testing.drafting import Drafting, FixedLengthDrafting, ReplayDrafter
 
 COSTS = Costs({1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 16: 1.3})
 FREE = 1e-4  # of a step: drafting this cheap always pays, so that the adapting ones draft as well

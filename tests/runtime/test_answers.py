@@ -30,8 +30,8 @@ from edgekit.runtime.generation.stopping import StopStrings
 from edgekit.runtime.generation.thinking import ThinkingBudget
 from edgekit.runtime.generation.tool_calls import ToolCallReader, parse_tool_calls
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine, ReplayDrafter
+from edgekit.testing.drafting import Drafting
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 

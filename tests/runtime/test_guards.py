@@ -15,9 +15,8 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.errors import DoesNotFit
 from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
 from edgekit.runtime.pressure import FitGuard, PressureWatch, waiting_percent
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 
 _START = """
 import os, resource, sys

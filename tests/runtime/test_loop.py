@@ -18,9 +18,8 @@ from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, RuntimeClosed, TargetFailed, Unsupported
 from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 
 SIZE = codec().vocabulary
 

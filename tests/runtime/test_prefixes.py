@@ -17,9 +17,8 @@ from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError, InvalidInp
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 
 SIZE = 300
 KEY = PrefixKey("", None, 16)

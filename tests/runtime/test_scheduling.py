@@ -26,10 +26,9 @@ from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.runtime import scheduler
 from edgekit.runtime.generation.template_worker import RENDER_BYTES
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 
 SIZE = 300
 CONTEXT = 96

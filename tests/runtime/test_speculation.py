@@ -12,9 +12,9 @@ from speculating import SOURCES, draft_model
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import TargetFailed
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.drafters import DrafterFactory, Drafting
+from edgekit.runtime.speculation.draft_method import DrafterFactory
 from edgekit.testing import FakeEngine
-from edgekit.testing.drafting import FixedLengthDrafting
+from edgekit.testing.drafting import Drafting, FixedLengthDrafting
 
 SIZE = codec().vocabulary
 EOS = frozenset({2})

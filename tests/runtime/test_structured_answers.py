@@ -30,9 +30,8 @@ from edgekit.runtime.generation.structured import MatchedGrammar, checked_text, 
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
-from edgekit.testing.drafting import ReplayDrafter
+from edgekit.testing.drafting import Drafting, ReplayDrafter
 
 pytest.importorskip("llguidance")
 
