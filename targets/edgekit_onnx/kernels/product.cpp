@@ -1,0 +1,373 @@
+#include "product.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,fma")))
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace edgekit {
+namespace {
+
+constexpr size_t kUnpacked = 512;      // inputs that are unpacked at once: they and their rows stay in the first cache
+constexpr size_t kUnpacksFrom = 12;    // rows; fewer read the packed weights
+constexpr float kLeast = 1e-36f;       // a block of smaller activations is zero, since 127 / kLeast must be finite
+constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to whole numbers, to even ones at halves
+
+INLINE int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Plain code, which the compiler turns into the instructions of each path: the same operations and so the same bits.
+INLINE void quantise_row(const float* from, size_t inputs, int block, const Rows& to) {
+  for (size_t at = 0; at < to.blocks; at++) {
+    const size_t start = at * block, count = std::min<size_t>(block, inputs - start);
+    int32_t most_bits = 0;  // the bits of positive floats have their order, and those of NaN are above all
+    for (size_t i = 0; i < count; i++) most_bits = std::max(most_bits, bits_of(from[start + i]) & 0x7fffffff);
+    float most;
+    std::memcpy(&most, &most_bits, sizeof most);
+    const bool counts = most >= kLeast;
+    const float inverse = counts ? 127.f / most : 0.f;
+    int32_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+      const int32_t whole = bits_of(from[start + i] * inverse + kRounding) - bits_of(kRounding);
+      to.values[start + i] = static_cast<int8_t>(whole);
+      sum += static_cast<int8_t>(whole);
+    }
+    std::fill(to.values + start + count, to.values + start + block, 0);
+    const bool is_finite = most <= std::numeric_limits<float>::max();
+    to.scales[at] = is_finite ? (counts ? most / 127.f : 0.f) : std::numeric_limits<float>::quiet_NaN();
+    to.sums[at] = sum;
+  }
+}
+
+void quantise_plain(const float* from, size_t inputs, int block, const Rows& to) {
+  quantise_row(from, inputs, block, to);
+}
+
+template <bool kNibbles>
+void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
+  for (size_t m = 0; m < count; m++, out += stride) {
+    float sum[kWide];
+    for (int c = 0; c < kWide; c++) sum[c] = begins ? 0.f : out[c];
+    const uint8_t* from = part.values;
+    for (int at = 0; at < part.blocks; at++) {
+      const int8_t* q = rows.values + m * rows.inputs + at * part.block;
+      int32_t whole[kWide] = {};
+      for (int i = 0; i < part.block; i += 4) {
+        const bool is_high = kNibbles && i % 8;
+        for (int c = 0; c < kWide; c++)
+          for (int b = 0; b < 4; b++) {
+            const uint8_t byte = from[c * 4 + b];
+            whole[c] += q[i + b] * (kNibbles ? (is_high ? byte >> 4 : byte & 15) : byte);
+          }
+        if (!kNibbles || is_high) from += kWide * 4;
+      }
+      const float scale = rows.scales[m * rows.blocks + at];
+      const int32_t row_sum = rows.sums[m * rows.blocks + at];
+      for (int c = 0; c < kWide; c++) {
+        const int zero = part.zeros ? part.zeros[at * kWide + c] : part.zero;
+        sum[c] = std::fma(static_cast<float>(whole[c] - zero * row_sum) * part.scales[at * kWide + c], scale, sum[c]);
+      }
+    }
+    std::copy(sum, sum + kWide, out);
+  }
+}
+
+constexpr Path kPlain = {"plain", quantise_plain, nullptr, multiply_plain<true>, multiply_plain<false>};
+
+// Rows in tiles of equal height, no higher than kTall.
+template <typename Tile>
+INLINE void in_tiles(size_t count, const Tile& tile) {
+  for (size_t done = 0, tiles = (count + kTall - 1) / kTall; tiles; tiles--) {
+    const size_t height = (count - done + tiles - 1) / tiles;
+    tile(done, height);
+    done += height;
+  }
+}
+
+#if defined(__x86_64__)
+
+AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to) {
+  quantise_row(from, inputs, block, to);
+}
+
+AVX2 INLINE __m256i four_avx2(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+
+// 8 outputs at a time. Pairs of 4-bit products fit 16 bits for 32 inputs together; of 8-bit products only each alone.
+template <int R, bool kNibbles>
+AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
+  constexpr int quarters = kWide / 8, step = kWide * 4;
+  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), half = _mm256_set1_epi8(-128);
+  __m256 sum[R][quarters];
+  for (int m = 0; m < R; m++)
+    for (int c = 0; c < quarters; c++)
+      sum[m][c] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + m * stride + c * 8);
+  for (int at = 0; at < part.blocks; at++) {
+    const uint8_t* from = part.values + static_cast<size_t>(at) * part.block * kWide / (kNibbles ? 2 : 1);
+    const int8_t* q = rows.values + static_cast<size_t>(at) * part.block;
+    for (int c = 0; c < quarters; c++) {
+      __m256i whole[R];
+      for (int m = 0; m < R; m++) whole[m] = _mm256_setzero_si256();
+      if constexpr (kNibbles) {
+        for (int i = 0; i < part.block; i += 32) {
+          __m256i pairs[R];
+          for (int m = 0; m < R; m++) pairs[m] = _mm256_setzero_si256();
+          for (int j = i; j < std::min(i + 32, part.block); j += 8) {
+            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j / 8 * step + c * 32));
+            const __m256i first = _mm256_and_si256(both, low);
+            const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+            for (int m = 0; m < R; m++) {
+              const int8_t* row = q + m * rows.inputs + j;
+              pairs[m] = _mm256_add_epi16(pairs[m], _mm256_maddubs_epi16(first, four_avx2(row)));
+              pairs[m] = _mm256_add_epi16(pairs[m], _mm256_maddubs_epi16(second, four_avx2(row + 4)));
+            }
+          }
+          for (int m = 0; m < R; m++) whole[m] = _mm256_add_epi32(whole[m], _mm256_madd_epi16(pairs[m], ones));
+        }
+      } else {
+        for (int j = 0; j < part.block; j += 4) {
+          const __m256i byte = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j / 4 * step + c * 32));
+          const __m256i centred = _mm256_xor_si256(byte, half), size = _mm256_abs_epi8(centred);
+          for (int m = 0; m < R; m++) {
+            const __m256i row = _mm256_sign_epi8(four_avx2(q + m * rows.inputs + j), centred);
+            whole[m] = _mm256_add_epi32(whole[m], _mm256_madd_epi16(_mm256_maddubs_epi16(size, row), ones));
+          }
+        }
+      }
+      const __m256 scale = _mm256_loadu_ps(part.scales + at * kWide + c * 8);
+      __m256i zero = _mm256_set1_epi32(part.zero);
+      if (part.zeros)
+        zero = _mm256_cvtepu8_epi32(
+            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8)));
+      if (!kNibbles) zero = _mm256_sub_epi32(zero, _mm256_set1_epi32(128));  // centred above
+      for (int m = 0; m < R; m++) {
+        const __m256i row_sum = _mm256_set1_epi32(rows.sums[m * rows.blocks + at]);
+        const __m256i exact = _mm256_sub_epi32(whole[m], _mm256_mullo_epi32(zero, row_sum));
+        const __m256 row_scale = _mm256_set1_ps(rows.scales[m * rows.blocks + at]);
+        sum[m][c] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(exact), scale), row_scale, sum[m][c]);
+      }
+    }
+  }
+  for (int m = 0; m < R; m++)
+    for (int c = 0; c < quarters; c++) _mm256_storeu_ps(out + m * stride + c * 8, sum[m][c]);
+}
+
+VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to) {
+  quantise_row(from, inputs, block, to);
+}
+
+// `kWide` * 4 bytes with two steps become twice as many with one each.
+INLINE void unpack_steps(const uint8_t* from, size_t bytes, uint8_t* to) {
+  constexpr int step = kWide * 4;
+  for (; bytes; bytes -= step, from += step, to += 2 * step)
+    for (int i = 0; i < step; i++) {
+      to[i] = from[i] & 15;
+      to[step + i] = from[i] >> 4;
+    }
+}
+
+VNNI void unpack_vnni(const uint8_t* from, size_t bytes, uint8_t* to) { unpack_steps(from, bytes, to); }
+
+VNNI INLINE __m512i four_vnni(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+// Whole numbers with which a block's sum begins: minus zero point times the sum of the activations.
+VNNI INLINE __m512i start_vnni(const Part& part, int at, int half, int32_t row_sum) {
+  if (!part.zeros) return _mm512_set1_epi32(-part.zero * row_sum);
+  const uint8_t* zeros = part.zeros + at * kWide + half * 16;
+  const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
+  return _mm512_mullo_epi32(zero, _mm512_set1_epi32(-row_sum));
+}
+
+// Two registers of 16 outputs. Few rows add each step's two halves apart, as one chain would wait for itself.
+template <int R, bool kNibbles>
+VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
+  constexpr int chains = R <= 2 ? 2 : 1;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 sum[R][2];
+  for (int m = 0; m < R; m++)
+    for (int half = 0; half < 2; half++)
+      sum[m][half] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride + half * 16);
+  const uint8_t* from = part.values;
+  const int8_t* q = rows.values;
+  for (int at = 0; at < part.blocks; at++) {
+    __m512i whole[chains][R][2];
+    for (int m = 0; m < R; m++)
+      for (int half = 0; half < 2; half++) {
+        whole[chains - 1][m][half] = _mm512_setzero_si512();
+        whole[0][m][half] = start_vnni(part, at, half, rows.sums[m * rows.blocks + at]);
+      }
+    for (int i = 0; i < part.block; i += 8, q += 8) {
+      __m512i step[2][2];  // of 4 inputs each, halves of the outputs
+      if constexpr (kNibbles) {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + 4096, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from) + 4160, _MM_HINT_T0);
+        for (int half = 0; half < 2; half++) {
+          const __m512i both = _mm512_load_si512(from + half * 64);
+          step[0][half] = _mm512_and_si512(both, low);
+          step[1][half] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+        from += 128;
+      } else {
+        for (int part_of = 0; part_of < 4; part_of++)
+          step[part_of / 2][part_of % 2] = _mm512_load_si512(from + part_of * 64);
+        from += 256;
+      }
+#pragma GCC unroll 6
+      for (int m = 0; m < R; m++)
+#pragma GCC unroll 2
+        for (int s = 0; s < 2; s++) {
+          const __m512i four = four_vnni(q + m * rows.inputs + s * 4);
+          __m512i* to = whole[s % chains][m];
+          to[0] = _mm512_dpbusd_epi32(to[0], step[s][0], four);
+          to[1] = _mm512_dpbusd_epi32(to[1], step[s][1], four);
+        }
+    }
+    for (int half = 0; half < 2; half++) {
+      const __m512 scale = _mm512_loadu_ps(part.scales + at * kWide + half * 16);
+      for (int m = 0; m < R; m++) {
+        __m512i exact = whole[0][m][half];
+        if (chains == 2) exact = _mm512_add_epi32(exact, whole[1][m][half]);
+        const __m512 row_scale = _mm512_set1_ps(rows.scales[m * rows.blocks + at]);
+        sum[m][half] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale), row_scale, sum[m][half]);
+      }
+    }
+  }
+  for (int m = 0; m < R; m++)
+    for (int half = 0; half < 2; half++) _mm512_storeu_ps(out + m * stride + half * 16, sum[m][half]);
+}
+
+using Tile = void (*)(const Part&, const Rows&, float*, size_t, bool);
+template <bool kNibbles>
+constexpr Tile kAvx2Tiles[] = {tile_avx2<1, kNibbles>, tile_avx2<2, kNibbles>, tile_avx2<3, kNibbles>,
+                               tile_avx2<4, kNibbles>, tile_avx2<5, kNibbles>, tile_avx2<6, kNibbles>};
+template <bool kNibbles>
+constexpr Tile kVnniTiles[] = {tile_vnni<1, kNibbles>, tile_vnni<2, kNibbles>, tile_vnni<3, kNibbles>,
+                               tile_vnni<4, kNibbles>, tile_vnni<5, kNibbles>, tile_vnni<6, kNibbles>};
+
+template <const Tile* kTiles>
+void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
+  in_tiles(count, [&](size_t first, size_t height) {
+    kTiles[height - 1](part, rows.from(first, 0, 0), out + first * stride, stride, begins);
+  });
+}
+
+constexpr Path kAvx2 = {"avx2", quantise_avx2, nullptr, multiply_tiles<kAvx2Tiles<true>>,
+                        multiply_tiles<kAvx2Tiles<false>>};
+constexpr Path kVnni = {"avx512vnni", quantise_vnni, unpack_vnni, multiply_tiles<kVnniTiles<true>>,
+                        multiply_tiles<kVnniTiles<false>>};
+
+bool has(const Path& path) {
+  __builtin_cpu_init();
+  if (&path == &kVnni)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  if (&path == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return true;
+}
+constexpr const Path* kPaths[] = {&kVnni, &kAvx2, &kPlain};
+#else
+bool has(const Path&) { return true; }
+constexpr const Path* kPaths[] = {&kPlain};
+#endif
+
+}  // namespace
+
+const Path* path_named(const char* name) {
+  for (const Path* path : kPaths)
+    if (has(*path) && (*name == 0 || std::strcmp(name, path->name) == 0)) return path;
+  return nullptr;
+}
+
+Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t* values, const float* scales,
+               const uint8_t* zeros, const float* bias) {
+  Weights made;
+  made.outputs = outputs, made.inputs = inputs, made.bits = bits, made.block = block;
+  made.blocks = (inputs + block - 1) / block;
+  const size_t total = made.bands() * made.band_bytes();
+  made.storage.reset(new uint8_t[total + 63]);
+  made.values = made.storage.get() + (-reinterpret_cast<uintptr_t>(made.storage.get()) & 63);
+  std::memset(made.values, 0, total);
+  made.scales.assign(made.bands() * made.blocks * kWide, 0.f);
+  if (zeros) made.zeros.assign(made.scales.size(), 0);
+  if (bias) made.bias.assign(bias, bias + outputs);
+  const size_t row_bytes = made.padded() * bits / 8, zero_bytes = (made.blocks * bits + 7) / 8;
+  for (size_t n = 0; n < outputs; n++) {
+    const size_t column = n % kWide, band = n / kWide;
+    const uint8_t* from = values + n * row_bytes;
+    uint8_t* to = made.values + band * made.band_bytes() + column * 4;
+    if (bits == 8) {
+      for (size_t k = 0; k < made.padded(); k += 4, to += kWide * 4) std::memcpy(to, from + k, 4);
+    } else {  // 8 inputs are 4 bytes in the graph, neighbours sharing one; here an input shares one with the fourth after
+      for (size_t k = 0; k < made.padded(); k += 8, from += 4, to += kWide * 4)
+        for (int b = 0; b < 4; b++) {
+          const int shift = b % 2 * 4;
+          to[b] = static_cast<uint8_t>((from[b / 2] >> shift & 15) | (from[2 + b / 2] >> shift & 15) << 4);
+        }
+    }
+    for (size_t at = 0; at < made.blocks; at++) {
+      const size_t place = (band * made.blocks + at) * kWide + column;
+      made.scales[place] = scales[n * made.blocks + at];
+      if (!zeros) continue;
+      const uint8_t* row = zeros + n * zero_bytes;
+      made.zeros[place] = bits == 8 ? row[at] : row[at / 2] >> (at % 2 * 4) & 15;
+    }
+  }
+  return made;
+}
+
+void Product::quantise(size_t first, size_t last) const {
+  for (size_t row = first; row < last; row++)
+    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0));
+}
+
+void Product::multiply(size_t band, size_t first, size_t last) const {
+  const Weights& w = *weights;
+  const size_t count = last - first, left = std::min<size_t>(kWide, w.outputs - band * kWide);
+  float* out = output + first * w.outputs + band * kWide;
+  size_t stride = w.outputs;
+  std::vector<float> aside;  // a band that is not full is computed beside the output
+  if (left < kWide) {
+    aside.resize(count * kWide);
+    out = aside.data();
+    stride = kWide;
+  }
+  const uint8_t* values = w.values + band * w.band_bytes();
+  const size_t place = band * w.blocks * kWide;
+  const bool unpacks = path->unpack && w.bits == 4 && count >= kUnpacksFrom;
+  const size_t most = unpacks ? kUnpacked / w.block : w.blocks;
+  alignas(64) uint8_t unpacked[kUnpacked * kWide];
+  for (size_t at = 0; at < w.blocks; at += most) {
+    const size_t blocks = std::min(most, w.blocks - at), bytes = blocks * w.block * kWide * w.bits / 8;
+    const uint8_t* from = values + at * w.block * kWide * w.bits / 8;
+    if (unpacks) path->unpack(from, bytes, unpacked);
+    const Part part = {unpacks ? unpacked : from, w.scales.data() + place + at * kWide,
+                       w.zeros.empty() ? nullptr : w.zeros.data() + place + at * kWide,
+                       1 << (w.bits - 1), static_cast<int>(blocks), w.block};
+    const Multiply multiply = w.bits == 4 && !unpacks ? path->nibbles : path->bytes;
+    multiply(part, rows.from(first, at, w.block), count, out, stride, at == 0);
+  }
+  if (!w.bias.empty())
+    for (size_t m = 0; m < count; m++)
+      for (size_t c = 0; c < left; c++) out[m * stride + c] += w.bias[band * kWide + c];
+  for (size_t m = 0; m < count && left < kWide; m++)
+    std::copy(out + m * kWide, out + m * kWide + left, output + (first + m) * w.outputs + band * kWide);
+}
+
+}  // namespace edgekit

@@ -1,0 +1,89 @@
+// Products of activations, rounded to 8 bits, with weights of 4 or 8 bits in blocks that share a scale.
+//
+// Within a block everything is whole numbers, which any order adds exactly. A row's floats are then added one block
+// after the other, with one rounding each. Every path keeps this order for any number of rows, so a row has the same
+// bits alone, among many, on any number of threads and on every processor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace edgekit {
+
+constexpr int kWide = 32;  // outputs that are computed together
+constexpr int kTall = 6;   // rows that are computed together: as many as a processor's registers hold
+
+// Weights in the order in which products read them: for each `kWide` outputs, for each 4 inputs, these 4 inputs of
+// every output. Of 4-bit weights, two such steps share a byte: the first in its low half.
+struct Weights {
+  size_t outputs = 0, inputs = 0;  // as in the graph; whole blocks are stored
+  int bits = 0, block = 0;
+  size_t blocks = 0;  // of a row
+  std::unique_ptr<uint8_t[]> storage;
+  uint8_t* values = nullptr;  // aligned inside of `storage`
+  std::vector<float> scales;  // `kWide` for each block
+  std::vector<uint8_t> zeros;  // as many, or none where all are in the middle
+  std::vector<float> bias;
+
+  size_t padded() const { return blocks * block; }
+  size_t bands() const { return (outputs + kWide - 1) / kWide; }
+  size_t band_bytes() const { return padded() * kWide * bits / 8; }
+};
+
+// `zeros` may be null. The arrays have the layout of MatMulNBits, and their sizes are checked already.
+Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t* values, const float* scales,
+               const uint8_t* zeros, const float* bias);
+
+// Activations: 8-bit integers, and for each block a scale and the sum of its integers.
+struct Rows {
+  int8_t* values;
+  float* scales;
+  int32_t* sums;
+  size_t inputs, blocks;  // of a row
+
+  Rows from(size_t row, size_t block, size_t block_inputs) const {
+    return {values + row * inputs + block * block_inputs, scales + row * blocks + block, sums + row * blocks + block,
+            inputs, blocks};
+  }
+};
+
+// Some blocks of `kWide` outputs.
+struct Part {
+  const uint8_t* values;
+  const float* scales;
+  const uint8_t* zeros;  // null: all are `zero`
+  int zero, blocks, block;
+};
+
+using Quantise = void (*)(const float* from, size_t inputs, int block, const Rows& to);  // one row
+using Unpack = void (*)(const uint8_t* from, size_t bytes, uint8_t* to);
+// Adds to `out`, or begins there, the products of `count` rows.
+using Multiply = void (*)(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins);
+
+// The functions for one kind of processor.
+struct Path {
+  const char* name;
+  Quantise quantise;
+  Unpack unpack;  // null: many rows, too, read the packed weights
+  Multiply nibbles, bytes;
+};
+
+// The fastest path of this processor, or the named one; null if it lacks that.
+const Path* path_named(const char* name);
+
+// One piece of a call: some rows times some outputs. Pieces may run at once, in any order.
+struct Product {
+  const Path* path;
+  const Weights* weights;
+  const float* input;
+  Rows rows;
+  size_t count;
+  float* output;
+
+  void quantise(size_t first, size_t last) const;
+  void multiply(size_t band, size_t first, size_t last) const;
+};
+
+}  // namespace edgekit
