@@ -77,8 +77,8 @@ class Kernel {
     require(count <= std::numeric_limits<size_t>::max() / row_bytes, "A has too many rows: " + shown(input.shape));
     const Scratch scratch(api_, allocator_, count * row_bytes);
     auto* scales = static_cast<float*>(scratch.data);
-    auto* sums = reinterpret_cast<int32_t*>(scales + count * blocks);
-    const Rows rows = {reinterpret_cast<int8_t*>(sums + count * blocks), scales, sums, padded, blocks};
+    auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
+    const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, padded, blocks};
     run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count,
                   static_cast<float*>(written)});
   }

@@ -15,8 +15,7 @@
 namespace edgekit {
 namespace {
 
-constexpr size_t kUnpacked = 512;      // inputs that are unpacked at once: they and their rows stay in the first cache
-constexpr size_t kUnpacksFrom = 12;    // rows; fewer read the packed weights
+constexpr size_t kCached = 1024;       // inputs that are multiplied at once: their weights stay in the first cache
 constexpr float kLeast = 1e-36f;       // a block of smaller activations is zero, since 127 / kLeast must be finite
 constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to whole numbers, to even ones at halves
 
@@ -27,30 +26,42 @@ INLINE int32_t bits_of(float value) {
 }
 
 // Plain code, which the compiler turns into the instructions of each path: the same operations and so the same bits.
-INLINE void quantise_row(const float* from, size_t inputs, int block, const Rows& to) {
-  for (size_t at = 0; at < to.blocks; at++) {
-    const size_t start = at * block, count = std::min<size_t>(block, inputs - start);
-    int32_t most_bits = 0;  // the bits of positive floats have their order, and those of NaN are above all
-    for (size_t i = 0; i < count; i++) most_bits = std::max(most_bits, bits_of(from[start + i]) & 0x7fffffff);
-    float most;
-    std::memcpy(&most, &most_bits, sizeof most);
-    const bool counts = most >= kLeast;
-    const float inverse = counts ? 127.f / most : 0.f;
-    int32_t sum = 0;
-    for (size_t i = 0; i < count; i++) {
-      const int32_t whole = bits_of(from[start + i] * inverse + kRounding) - bits_of(kRounding);
-      to.values[start + i] = static_cast<int8_t>(whole);
-      sum += static_cast<int8_t>(whole);
-    }
-    std::fill(to.values + start + count, to.values + start + block, 0);
-    const bool is_finite = most <= std::numeric_limits<float>::max();
-    to.scales[at] = is_finite ? (counts ? most / 127.f : 0.f) : std::numeric_limits<float>::quiet_NaN();
-    to.sums[at] = sum;
-  }
+template <int kBlock>
+INLINE void quantise_block(const float* from, int8_t* to, float* scale, int32_t* mend, int32_t factor) {
+  int32_t most_bits = 0;  // the bits of positive floats have their order, and those of NaN are above all
+  for (int i = 0; i < kBlock; i++) most_bits = std::max(most_bits, bits_of(from[i]) & 0x7fffffff);
+  float most;
+  std::memcpy(&most, &most_bits, sizeof most);
+  const bool counts = most >= kLeast, is_finite = most <= std::numeric_limits<float>::max();
+  const float inverse = counts ? 127.f / most : 0.f;
+  int32_t whole[kBlock], total = 0;
+  for (int i = 0; i < kBlock; i++) whole[i] = bits_of(from[i] * inverse + kRounding) - bits_of(kRounding);
+  for (int i = 0; i < kBlock; i++) to[i] = static_cast<int8_t>(whole[i]);
+  for (int i = 0; i < kBlock; i++) total += whole[i];
+  *scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? most / 127.f : 0.f;
+  *mend = factor * total;
 }
 
-void quantise_plain(const float* from, size_t inputs, int block, const Rows& to) {
-  quantise_row(from, inputs, block, to);
+template <int kBlock>
+INLINE void quantise_blocks(const float* from, size_t inputs, const Rows& to, int32_t factor) {
+  const size_t full = inputs / kBlock;
+  for (size_t at = 0; at < full; at++)
+    quantise_block<kBlock>(from + at * kBlock, to.values + at * kBlock, to.scales + at, to.mends + at, factor);
+  if (full == to.blocks) return;
+  float last[kBlock] = {};
+  std::copy(from + full * kBlock, from + inputs, last);
+  quantise_block<kBlock>(last, to.values + full * kBlock, to.scales + full, to.mends + full, factor);
+}
+
+INLINE void quantise_row(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  if (block == 16) quantise_blocks<16>(from, inputs, to, factor);
+  if (block == 32) quantise_blocks<32>(from, inputs, to, factor);
+  if (block == 64) quantise_blocks<64>(from, inputs, to, factor);
+  if (block == 128) quantise_blocks<128>(from, inputs, to, factor);
+}
+
+void quantise_plain(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
 }
 
 template <bool kNibbles>
@@ -72,17 +83,17 @@ void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out
         if (!kNibbles || is_high) from += kWide * 4;
       }
       const float scale = rows.scales[m * rows.blocks + at];
-      const int32_t row_sum = rows.sums[m * rows.blocks + at];
+      const int32_t mend = rows.mends[m * rows.blocks + at];
       for (int c = 0; c < kWide; c++) {
-        const int zero = part.zeros ? part.zeros[at * kWide + c] : part.zero;
-        sum[c] = std::fma(static_cast<float>(whole[c] - zero * row_sum) * part.scales[at * kWide + c], scale, sum[c]);
+        const int32_t exact = whole[c] + mend * (part.zeros ? part.zeros[at * kWide + c] : 1);
+        sum[c] = std::fma(static_cast<float>(exact) * part.scales[at * kWide + c], scale, sum[c]);
       }
     }
     std::copy(sum, sum + kWide, out);
   }
 }
 
-constexpr Path kPlain = {"plain", quantise_plain, nullptr, multiply_plain<true>, multiply_plain<false>};
+constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>};
 
 // Rows in tiles of equal height, no higher than kTall.
 template <typename Tile>
@@ -96,8 +107,8 @@ INLINE void in_tiles(size_t count, const Tile& tile) {
 
 #if defined(__x86_64__)
 
-AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to) {
-  quantise_row(from, inputs, block, to);
+AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
 }
 
 AVX2 INLINE __m256i four_avx2(const int8_t* from) {
@@ -148,14 +159,14 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
         }
       }
       const __m256 scale = _mm256_loadu_ps(part.scales + at * kWide + c * 8);
-      __m256i zero = _mm256_set1_epi32(part.zero);
-      if (part.zeros)
-        zero = _mm256_cvtepu8_epi32(
-            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8)));
-      if (!kNibbles) zero = _mm256_sub_epi32(zero, _mm256_set1_epi32(128));  // centred above
+      __m256i zero = _mm256_set1_epi32(kNibbles ? 1 : 0);  // 8-bit weights have lost 128 above
+      if (part.zeros) {
+        const auto* zeros = reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8);
+        zero = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(zeros)), _mm256_set1_epi32(kNibbles ? 0 : 128));
+      }
       for (int m = 0; m < R; m++) {
-        const __m256i row_sum = _mm256_set1_epi32(rows.sums[m * rows.blocks + at]);
-        const __m256i exact = _mm256_sub_epi32(whole[m], _mm256_mullo_epi32(zero, row_sum));
+        const __m256i mend = _mm256_set1_epi32(rows.mends[m * rows.blocks + at]);
+        const __m256i exact = _mm256_add_epi32(whole[m], _mm256_mullo_epi32(zero, mend));
         const __m256 row_scale = _mm256_set1_ps(rows.scales[m * rows.blocks + at]);
         sum[m][c] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(exact), scale), row_scale, sum[m][c]);
       }
@@ -165,21 +176,9 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
     for (int c = 0; c < quarters; c++) _mm256_storeu_ps(out + m * stride + c * 8, sum[m][c]);
 }
 
-VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to) {
-  quantise_row(from, inputs, block, to);
+VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
 }
-
-// `kWide` * 4 bytes with two steps become twice as many with one each.
-INLINE void unpack_steps(const uint8_t* from, size_t bytes, uint8_t* to) {
-  constexpr int step = kWide * 4;
-  for (; bytes; bytes -= step, from += step, to += 2 * step)
-    for (int i = 0; i < step; i++) {
-      to[i] = from[i] & 15;
-      to[step + i] = from[i] >> 4;
-    }
-}
-
-VNNI void unpack_vnni(const uint8_t* from, size_t bytes, uint8_t* to) { unpack_steps(from, bytes, to); }
 
 VNNI INLINE __m512i four_vnni(const int8_t* from) {
   int32_t four;
@@ -188,11 +187,11 @@ VNNI INLINE __m512i four_vnni(const int8_t* from) {
 }
 
 // Whole numbers with which a block's sum begins: minus zero point times the sum of the activations.
-VNNI INLINE __m512i start_vnni(const Part& part, int at, int half, int32_t row_sum) {
-  if (!part.zeros) return _mm512_set1_epi32(-part.zero * row_sum);
+VNNI INLINE __m512i start_vnni(const Part& part, int at, int half, int32_t mend) {
+  if (!part.zeros) return _mm512_set1_epi32(mend);
   const uint8_t* zeros = part.zeros + at * kWide + half * 16;
   const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
-  return _mm512_mullo_epi32(zero, _mm512_set1_epi32(-row_sum));
+  return _mm512_mullo_epi32(zero, _mm512_set1_epi32(mend));
 }
 
 // Two registers of 16 outputs. Few rows add each step's two halves apart, as one chain would wait for itself.
@@ -211,7 +210,7 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
     for (int m = 0; m < R; m++)
       for (int half = 0; half < 2; half++) {
         whole[chains - 1][m][half] = _mm512_setzero_si512();
-        whole[0][m][half] = start_vnni(part, at, half, rows.sums[m * rows.blocks + at]);
+        whole[0][m][half] = start_vnni(part, at, half, rows.mends[m * rows.blocks + at]);
       }
     for (int i = 0; i < part.block; i += 8, q += 8) {
       __m512i step[2][2];  // of 4 inputs each, halves of the outputs
@@ -268,9 +267,9 @@ void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out
   });
 }
 
-constexpr Path kAvx2 = {"avx2", quantise_avx2, nullptr, multiply_tiles<kAvx2Tiles<true>>,
+constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true>>,
                         multiply_tiles<kAvx2Tiles<false>>};
-constexpr Path kVnni = {"avx512vnni", quantise_vnni, unpack_vnni, multiply_tiles<kVnniTiles<true>>,
+constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>>,
                         multiply_tiles<kVnniTiles<false>>};
 
 bool has(const Path& path) {
@@ -333,8 +332,9 @@ Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t
 }
 
 void Product::quantise(size_t first, size_t last) const {
+  const int32_t factor = weights->zeros.empty() ? -(1 << (weights->bits - 1)) : -1;
   for (size_t row = first; row < last; row++)
-    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0));
+    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0), factor);
 }
 
 void Product::multiply(size_t band, size_t first, size_t last) const {
@@ -350,18 +350,12 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
   }
   const uint8_t* values = w.values + band * w.band_bytes();
   const size_t place = band * w.blocks * kWide;
-  const bool unpacks = path->unpack && w.bits == 4 && count >= kUnpacksFrom;
-  const size_t most = unpacks ? kUnpacked / w.block : w.blocks;
-  alignas(64) uint8_t unpacked[kUnpacked * kWide];
+  const size_t most = kCached / w.block;
   for (size_t at = 0; at < w.blocks; at += most) {
-    const size_t blocks = std::min(most, w.blocks - at), bytes = blocks * w.block * kWide * w.bits / 8;
-    const uint8_t* from = values + at * w.block * kWide * w.bits / 8;
-    if (unpacks) path->unpack(from, bytes, unpacked);
-    const Part part = {unpacks ? unpacked : from, w.scales.data() + place + at * kWide,
+    const Part part = {values + at * w.block * kWide * w.bits / 8, w.scales.data() + place + at * kWide,
                        w.zeros.empty() ? nullptr : w.zeros.data() + place + at * kWide,
-                       1 << (w.bits - 1), static_cast<int>(blocks), w.block};
-    const Multiply multiply = w.bits == 4 && !unpacks ? path->nibbles : path->bytes;
-    multiply(part, rows.from(first, at, w.block), count, out, stride, at == 0);
+                       static_cast<int>(std::min(most, w.blocks - at)), w.block};
+    (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
   }
   if (!w.bias.empty())
     for (size_t m = 0; m < count; m++)

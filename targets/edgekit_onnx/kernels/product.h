@@ -36,15 +36,16 @@ struct Weights {
 Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t* values, const float* scales,
                const uint8_t* zeros, const float* bias);
 
-// Activations: 8-bit integers, and for each block a scale and the sum of its integers.
+// Activations: 8-bit integers, and for each block a scale and what mends that weights are multiplied with their zero
+// point: minus the sum of its integers, times the zero point where all weights have the same.
 struct Rows {
   int8_t* values;
   float* scales;
-  int32_t* sums;
+  int32_t* mends;
   size_t inputs, blocks;  // of a row
 
   Rows from(size_t row, size_t block, size_t block_inputs) const {
-    return {values + row * inputs + block * block_inputs, scales + row * blocks + block, sums + row * blocks + block,
+    return {values + row * inputs + block * block_inputs, scales + row * blocks + block, mends + row * blocks + block,
             inputs, blocks};
   }
 };
@@ -53,12 +54,12 @@ struct Rows {
 struct Part {
   const uint8_t* values;
   const float* scales;
-  const uint8_t* zeros;  // null: all are `zero`
-  int zero, blocks, block;
+  const uint8_t* zeros;  // null: mends have them
+  int blocks, block;
 };
 
-using Quantise = void (*)(const float* from, size_t inputs, int block, const Rows& to);  // one row
-using Unpack = void (*)(const uint8_t* from, size_t bytes, uint8_t* to);
+// One row; `factor` is of its mends.
+using Quantise = void (*)(const float* from, size_t inputs, int block, const Rows& to, int32_t factor);
 // Adds to `out`, or begins there, the products of `count` rows.
 using Multiply = void (*)(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins);
 
@@ -66,7 +67,6 @@ using Multiply = void (*)(const Part& part, const Rows& rows, size_t count, floa
 struct Path {
   const char* name;
   Quantise quantise;
-  Unpack unpack;  // null: many rows, too, read the packed weights
   Multiply nibbles, bytes;
 };
 
