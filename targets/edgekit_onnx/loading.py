@@ -27,6 +27,7 @@ from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
+from edgekit_onnx.product_kernels import ProductKernels, product_kernels, with_products
 from edgekit_onnx.sessions import Provider, open_beside, open_session, options
 
 COPIED_SHARE = 1.1  # 1.03 to 1.10 measured: weights in the layout of the kernels, and their scales
@@ -43,6 +44,7 @@ class Graphs(NamedTuple):
     audited: tuple[bytes, ...]  # empty where they are opened from packed files
     packs: bool
     hold: Hold | None  # keeps packed graphs in the cache
+    kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
     @property
     def shares_weights(self) -> bool:
@@ -73,18 +75,19 @@ class Graphs(NamedTuple):
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
         sessions = [
-            open_beside(
+            _open(
                 self.folder,
                 change(data) if change else data,
                 self.provider,
                 options(self.plan.threads, self.packs, in_order=in_order),
+                self.kernels,
             )
             for data in self.read(halves=halves)
         ]
-        if not self.audited:
+        if not self.audited or self.kernels:
             forget_pages(
                 self.folder
-            )  # onnxruntime read the original weights while opening; running needs only the packed ones
+            )  # the original weights were read while opening; running needs only the packed ones
         return tuple(zip(parts_of(self.plan), sessions, strict=True))
 
     def bound(self, array: NDArray[Any]) -> Any:
@@ -134,15 +137,17 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     graphs = audit(plan, files)
     manifest = files / MANIFEST
     sealed = manifest.read_bytes() if manifest.exists() else b""
-    packed = _packed(plan, files, graphs, sealed) if packs else PackedFolder(None)
-    is_copied = packs and plan.backend == "cpu" and packed.folder is None
-    if is_copied:
-        _check_memory(files, packed.note)
+    copies = packs and plan.backend == "cpu"
+    kernels = product_kernels() if copies and _lacking(files) is None else None  # which pack private copies
+    packed = _packed(plan, files, graphs, sealed) if packs and kernels is None else PackedFolder(None)
+    is_copied = copies and packed.folder is None
+    if is_copied and (lacking := _lacking(files)):
+        raise DoesNotFit(f"onnx: {packed.note}; {lacking}")
     chosen, head = options(plan.threads, packs), graphs[-1]
     if packed.folder is not None:
         opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
     else:
-        opened = open_beside(files, head.data, provider, chosen)
+        opened = _open(files, head.data, provider, chosen, kernels)
     return AuditedArtifact(
         head=opened,
         graphs=Graphs(
@@ -153,24 +158,34 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
             () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
             packs,
             packed.hold,
+            kernels,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=_hash(sealed, graphs),
-        note=packed.note,
+        note=kernels.note if kernels else packed.note,
         on_device=plan.backend != "cpu",
         device=provider.device,
         copied_share=COPIED_SHARE if is_copied else 0.0,
     )
 
 
-def _check_memory(files: Path, note: str) -> None:
-    """Raise `DoesNotFit` if copies of the weights would not fit: the system would kill the app."""
+def _open(folder: Path, data: bytes, provider: Provider, chosen: Any, kernels: ProductKernels | None) -> Any:
+    """Open a session of a graph whose weights are in `folder`, with products on `kernels`."""
+    if kernels is None:
+        return open_beside(folder, data, provider, chosen)
+    kernels.register(chosen)
+    return open_beside(folder, with_products(data), provider, chosen)
+
+
+def _lacking(files: Path) -> str | None:
+    """Return what to say if copies of the weights would not fit, where the system would kill the app."""
     needed, free = int((files / DATA_FILE).stat().st_size * COPIED_SHARE), free_memory()
-    if free is not None and free.bytes < needed:
-        raise DoesNotFit(
-            f"onnx: {note}; the copies take {show_bytes(needed)} of private memory and {show_bytes(free.bytes)} are "
-            f"free ({free.source}); open it once with more memory, or a smaller model or recipe"
-        )
+    if free is None or free.bytes >= needed:
+        return None
+    return (
+        f"the copies take {show_bytes(needed)} of private memory and {show_bytes(free.bytes)} are free "
+        f"({free.source}); open it once with more memory, or a smaller model or recipe"
+    )
 
 
 def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes) -> PackedFolder:
