@@ -42,8 +42,9 @@ wheel: .venv/.with-dev
 # The onnx target's own products for x86-64, which sessions use once the library is there: no fused roundings, so that
 # every path gives the same bits.
 KERNELS := targets/edgekit_onnx/kernels
-kernels: $(KERNELS)/build/libedgekit_kernels.so
-$(KERNELS)/build/libedgekit_kernels.so: $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h)
+KERNELS_BUILD ?= $(KERNELS)/build
+kernels: $(KERNELS_BUILD)/libedgekit_kernels.so
+$(KERNELS_BUILD)/libedgekit_kernels.so: $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h)
 	mkdir -p $(@D)
 	$(CXX) -O3 -std=c++17 -fPIC -shared -fvisibility=hidden -ffp-contract=off -o $@.new $(filter %.cpp,$^)
 	mv $@.new $@

@@ -64,7 +64,11 @@ def with_products(data: bytes) -> bytes:
     model = onnx.ModelProto.FromString(data)
     for node in model.graph.node:
         options = {attribute.name: attribute.i for attribute in node.attribute}
-        if node.op_type != "MatMulNBits" or options["block_size"] not in _BLOCKS or options["accuracy_level"] != _FAST:
+        if (
+            node.op_type != "MatMulNBits"
+            or options.get("block_size") not in _BLOCKS
+            or options.get("accuracy_level") != _FAST
+        ):
             continue
         node.domain, node.op_type = _DOMAIN, _PRODUCT
     model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
