@@ -260,7 +260,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         check_once(
             self, plain, self._admit, key=self._model_key,
             name="exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}",
-            versions={"onnxruntime": arithmetic(self._loaded.graphs.kernels), "threads": self.plan.threads}, refusal=NOT_HERE,
+            versions={"onnxruntime": arithmetic(self._loaded.graphs.kernels), "threads": self.plan.threads},
+            refusal=NOT_HERE,
         )  # fmt: skip
         self._exact_bits.add(plain.kv_bits)
 

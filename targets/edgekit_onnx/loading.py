@@ -24,11 +24,12 @@ from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
+from edgekit_onnx.packed_products import ORDER, pack_products
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.product_kernels import ProductKernels, product_kernels, with_products
-from edgekit_onnx.sessions import Provider, open_beside, open_session, options
+from edgekit_onnx.sessions import Provider, open_beside, options
 
 COPIED_SHARE = 1.1  # 1.03 to 1.10 measured: weights in the layout of the kernels, and their scales
 _UNSEALED = "not sealed yet, so its packed weights are not kept; weights are copied instead"
@@ -84,10 +85,10 @@ class Graphs(NamedTuple):
             )
             for data in self.read(halves=halves)
         ]
-        if not self.audited or self.kernels:
+        if not self.audited:
             forget_pages(
                 self.folder
-            )  # the original weights were read while opening; running needs only the packed ones
+            )  # onnxruntime read the original weights while opening; running needs only the packed ones
         return tuple(zip(parts_of(self.plan), sessions, strict=True))
 
     def bound(self, array: NDArray[Any]) -> Any:
@@ -137,15 +138,15 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     graphs = audit(plan, files)
     manifest = files / MANIFEST
     sealed = manifest.read_bytes() if manifest.exists() else b""
-    copies = packs and plan.backend == "cpu"
-    kernels = product_kernels() if copies and _lacking(files) is None else None  # which pack private copies
-    packed = _packed(plan, files, graphs, sealed) if packs and kernels is None else PackedFolder(None)
-    is_copied = copies and packed.folder is None
-    if is_copied and (lacking := _lacking(files)):
-        raise DoesNotFit(f"onnx: {packed.note}; {lacking}")
+    kernels = product_kernels() if packs and plan.backend == "cpu" else None
+    packed = _packed(plan, files, graphs, sealed, kernels) if packs else PackedFolder(None)
+    is_copied = packs and plan.backend == "cpu" and packed.folder is None
+    if is_copied:
+        _check_memory(files, packed.note)
     chosen, head = options(plan.threads, packs), graphs[-1]
     if packed.folder is not None:
-        opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
+        data = (packed.folder / f"{head.name}.onnx").read_bytes()
+        opened = _open(packed.folder, data, provider, chosen, kernels)
     else:
         opened = _open(files, head.data, provider, chosen, kernels)
     return AuditedArtifact(
@@ -162,7 +163,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=_hash(sealed, graphs),
-        note=kernels.note if kernels else packed.note,
+        note="; ".join(filter(None, (kernels.note if kernels else "", packed.note))),
         on_device=plan.backend != "cpu",
         device=provider.device,
         copied_share=COPIED_SHARE if is_copied else 0.0,
@@ -177,18 +178,19 @@ def _open(folder: Path, data: bytes, provider: Provider, chosen: Any, kernels: P
     return open_beside(folder, with_products(data), provider, chosen)
 
 
-def _lacking(files: Path) -> str | None:
-    """Return what to say if copies of the weights would not fit, where the system would kill the app."""
+def _check_memory(files: Path, note: str) -> None:
+    """Raise `DoesNotFit` if copies of the weights would not fit: the system would kill the app."""
     needed, free = int((files / DATA_FILE).stat().st_size * COPIED_SHARE), free_memory()
-    if free is None or free.bytes >= needed:
-        return None
-    return (
-        f"the copies take {show_bytes(needed)} of private memory and {show_bytes(free.bytes)} are free "
-        f"({free.source}); open it once with more memory, or a smaller model or recipe"
-    )
+    if free is not None and free.bytes < needed:
+        raise DoesNotFit(
+            f"onnx: {note}; the copies take {show_bytes(needed)} of private memory and {show_bytes(free.bytes)} are "
+            f"free ({free.source}); open it once with more memory, or a smaller model or recipe"
+        )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes) -> PackedFolder:
+def _packed(
+    plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes, kernels: ProductKernels | None
+) -> PackedFolder:
     if plan.backend != "cpu":
         return PackedFolder(None)
     if not sealed:
@@ -198,6 +200,9 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: byt
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
     bits = plan.storage.kv_bits
     derived = " with graphs for 16 bits" if bits == HALF_BITS else ""
+    if kernels:
+        key = _hash(f"{data} {ORDER}{derived}".encode(), graphs)
+        return get_or_build(key, files, lambda folder: pack_products(files, bits, graphs, folder))
     key = _hash(f"{data} {plan.threads}{derived}".encode(), graphs)
     return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))
 

@@ -16,7 +16,7 @@ from edgekit.common.environment import environment_choice
 
 SETTING = "EDGEKIT_KERNELS"  # off: onnxruntime's own operators, for comparisons
 _LIBRARY = Path(__file__).parent / "kernels" / "build" / "libedgekit_kernels.so"
-_DOMAIN, _PRODUCT = "edgekit", "Product"
+PRODUCT, _DOMAIN = "Product", "edgekit"
 _FAST = 4  # accuracy level of products that round activations to 8 bits
 _BLOCKS = (16, 32, 64, 128)
 
@@ -61,16 +61,13 @@ def with_products(data: bytes) -> bytes:
     import onnx
     from onnx import helper
 
-    model = onnx.ModelProto.FromString(data)
+    model, changes = onnx.ModelProto.FromString(data), False
     for node in model.graph.node:
         options = {attribute.name: attribute.i for attribute in node.attribute}
-        if (
-            node.op_type != "MatMulNBits"
-            or options.get("block_size") not in _BLOCKS
-            or options.get("accuracy_level") != _FAST
-        ):
-            continue
-        node.domain, node.op_type = _DOMAIN, _PRODUCT
-    model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    changed: bytes = model.SerializeToString()
+        is_alike = options.get("block_size") in _BLOCKS and options.get("accuracy_level") == _FAST
+        if node.op_type == "MatMulNBits" and is_alike:
+            node.domain, node.op_type, changes = _DOMAIN, PRODUCT, True
+    if changes and _DOMAIN not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    changed: bytes = model.SerializeToString() if changes else data
     return changed

@@ -36,15 +36,28 @@ class Kernel {
     require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
     require(block == 16 || block == 32 || block == 64 || block == 128,
             "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
-    const int64_t blocks = (inputs + block - 1) / block;
-    const Tensor values = constant(info, kValues, "B", kUInt8, {outputs, blocks, block * bits / 8});
-    const Tensor scales = constant(info, kScales, "scales", kFloat, {outputs, blocks});
-    const Tensor zeros = constant(info, kZeros, "zero_points", kUInt8, {outputs, (blocks * bits + 7) / 8});
-    const Tensor bias = constant(info, kBias, "bias", kFloat, {outputs});
-    require(values.data && scales.data, "B and scales must be constants of the graph");
-    weights_ = packed(outputs, inputs, static_cast<int>(bits), static_cast<int>(block),
-                      static_cast<const uint8_t*>(values.data), static_cast<const float*>(scales.data),
-                      static_cast<const uint8_t*>(zeros.data), static_cast<const float*>(bias.data));
+    const bool is_packed = has(info, "packed");
+    weights_.outputs = outputs, weights_.inputs = inputs;
+    weights_.bits = static_cast<int>(bits), weights_.block = static_cast<int>(block);
+    const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
+    const int64_t bands = weights_.bands(), band_bytes = weights_.band_bytes();
+    using Shape = std::vector<int64_t>;
+    const auto* values = static_cast<const uint8_t*>(
+        constant(info, kValues, "B", kUInt8, is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}));
+    const auto* scales = static_cast<const float*>(
+        constant(info, kScales, "scales", kFloat, is_packed ? Shape{bands, blocks, kWide} : Shape{outputs, blocks}));
+    const auto* zeros = static_cast<const uint8_t*>(
+        constant(info, kZeros, "zero_points", kUInt8, {outputs, (blocks * bits + 7) / 8}));
+    const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", kFloat, {outputs}));
+    require(values && scales, "B and scales must be constants of the graph");
+    require(!is_packed || !zeros, "packed weights have no zero_points");
+    if (bias) weights_.bias.assign(bias, bias + outputs);
+    if (is_packed) {
+      weights_.values = values;
+      weights_.scales = scales;
+    } else {
+      pack(values, scales, zeros, weights_);
+    }
     api.check(kGetAllocator, info, 0, &allocator_);
   }
 
@@ -113,20 +126,27 @@ class Kernel {
     return value;
   }
 
-  // An input that the graph holds; without data where it is absent.
-  Tensor constant(const void* info, Input input, const char* name, int element,
+  bool has(const void* info, const char* name) const {
+    int64_t value = 0;
+    void* status = api_.call<Status*>(kGetIntegerAttribute, info, name, &value);
+    if (status != nullptr) api_.call<void>(kReleaseStatus, status);
+    return status == nullptr && value != 0;
+  }
+
+  // The data of an input that the graph holds, which stays while the session is open; null where it is absent.
+  const void* constant(const void* info, Input input, const char* name, int element,
                   const std::vector<int64_t>& expected) const {
     int is_constant = 0;
     const void* value = nullptr;
     size_t count = 0;
     api_.check(kGetInputCount, info, &count);
-    if (static_cast<size_t>(input) >= count) return {};
+    if (static_cast<size_t>(input) >= count) return nullptr;
     api_.check(kGetConstantInput, info, static_cast<size_t>(input), &is_constant, &value);
-    if (!is_constant || value == nullptr) return {};
+    if (!is_constant || value == nullptr) return nullptr;
     Tensor tensor = api_.tensor(value);
     require(tensor.element == element && tensor.shape == expected,
             std::string(name) + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
-    return tensor;
+    return tensor.data;
   }
 
   void run(void* context, const Product& product) const {

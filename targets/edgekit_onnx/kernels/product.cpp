@@ -218,14 +218,14 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
         _mm_prefetch(reinterpret_cast<const char*>(from) + 4096, _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(from) + 4160, _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
-          const __m512i both = _mm512_load_si512(from + half * 64);
+          const __m512i both = _mm512_loadu_si512(from + half * 64);
           step[0][half] = _mm512_and_si512(both, low);
           step[1][half] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         }
         from += 128;
       } else {
         for (int part_of = 0; part_of < 4; part_of++)
-          step[part_of / 2][part_of % 2] = _mm512_load_si512(from + part_of * 64);
+          step[part_of / 2][part_of % 2] = _mm512_loadu_si512(from + part_of * 64);
         from += 256;
       }
 #pragma GCC unroll 6
@@ -294,24 +294,16 @@ const Path* path_named(const char* name) {
   return nullptr;
 }
 
-Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t* values, const float* scales,
-               const uint8_t* zeros, const float* bias) {
-  Weights made;
-  made.outputs = outputs, made.inputs = inputs, made.bits = bits, made.block = block;
-  made.blocks = (inputs + block - 1) / block;
-  const size_t total = made.bands() * made.band_bytes();
-  made.storage.reset(new uint8_t[total + 63]);
-  made.values = made.storage.get() + (-reinterpret_cast<uintptr_t>(made.storage.get()) & 63);
-  std::memset(made.values, 0, total);
-  made.scales.assign(made.bands() * made.blocks * kWide, 0.f);
-  if (zeros) made.zeros.assign(made.scales.size(), 0);
-  if (bias) made.bias.assign(bias, bias + outputs);
-  const size_t row_bytes = made.padded() * bits / 8, zero_bytes = (made.blocks * bits + 7) / 8;
-  for (size_t n = 0; n < outputs; n++) {
+void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weights& made) {
+  made.own_values.assign(made.bands() * made.band_bytes(), 0);
+  made.own_scales.assign(made.bands() * made.blocks * kWide, 0.f);
+  if (zeros) made.own_zeros.assign(made.own_scales.size(), 0);
+  const size_t row_bytes = made.padded() * made.bits / 8, zero_bytes = (made.blocks * made.bits + 7) / 8;
+  for (size_t n = 0; n < made.outputs; n++) {
     const size_t column = n % kWide, band = n / kWide;
     const uint8_t* from = values + n * row_bytes;
-    uint8_t* to = made.values + band * made.band_bytes() + column * 4;
-    if (bits == 8) {
+    uint8_t* to = made.own_values.data() + band * made.band_bytes() + column * 4;
+    if (made.bits == 8) {
       for (size_t k = 0; k < made.padded(); k += 4, to += kWide * 4) std::memcpy(to, from + k, 4);
     } else {  // 8 inputs are 4 bytes in the graph, neighbours sharing one; here an input shares one with the fourth after
       for (size_t k = 0; k < made.padded(); k += 8, from += 4, to += kWide * 4)
@@ -322,17 +314,19 @@ Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t
     }
     for (size_t at = 0; at < made.blocks; at++) {
       const size_t place = (band * made.blocks + at) * kWide + column;
-      made.scales[place] = scales[n * made.blocks + at];
+      made.own_scales[place] = scales[n * made.blocks + at];
       if (!zeros) continue;
       const uint8_t* row = zeros + n * zero_bytes;
-      made.zeros[place] = bits == 8 ? row[at] : row[at / 2] >> (at % 2 * 4) & 15;
+      made.own_zeros[place] = made.bits == 8 ? row[at] : row[at / 2] >> (at % 2 * 4) & 15;
     }
   }
-  return made;
+  made.values = made.own_values.data();
+  made.scales = made.own_scales.data();
+  if (zeros) made.zeros = made.own_zeros.data();
 }
 
 void Product::quantise(size_t first, size_t last) const {
-  const int32_t factor = weights->zeros.empty() ? -(1 << (weights->bits - 1)) : -1;
+  const int32_t factor = !weights->zeros ? -(1 << (weights->bits - 1)) : -1;
   for (size_t row = first; row < last; row++)
     path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0), factor);
 }
@@ -352,8 +346,8 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
   const size_t place = band * w.blocks * kWide;
   const size_t most = kCached / w.block;
   for (size_t at = 0; at < w.blocks; at += most) {
-    const Part part = {values + at * w.block * kWide * w.bits / 8, w.scales.data() + place + at * kWide,
-                       w.zeros.empty() ? nullptr : w.zeros.data() + place + at * kWide,
+    const Part part = {values + at * w.block * kWide * w.bits / 8, w.scales + place + at * kWide,
+                       w.zeros ? w.zeros + place + at * kWide : nullptr,
                        static_cast<int>(std::min(most, w.blocks - at)), w.block};
     (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
   }

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 namespace edgekit {
@@ -21,20 +20,20 @@ struct Weights {
   size_t outputs = 0, inputs = 0;  // as in the graph; whole blocks are stored
   int bits = 0, block = 0;
   size_t blocks = 0;  // of a row
-  std::unique_ptr<uint8_t[]> storage;
-  uint8_t* values = nullptr;  // aligned inside of `storage`
-  std::vector<float> scales;  // `kWide` for each block
-  std::vector<uint8_t> zeros;  // as many, or none where all are in the middle
+  const uint8_t* values = nullptr;
+  const float* scales = nullptr;   // `kWide` for each block
+  const uint8_t* zeros = nullptr;  // as many; null where all are in the middle
   std::vector<float> bias;
+  std::vector<uint8_t> own_values, own_zeros;  // where the graph does not hold this order itself
+  std::vector<float> own_scales;
 
   size_t padded() const { return blocks * block; }
   size_t bands() const { return (outputs + kWide - 1) / kWide; }
   size_t band_bytes() const { return padded() * kWide * bits / 8; }
 };
 
-// `zeros` may be null. The arrays have the layout of MatMulNBits, and their sizes are checked already.
-Weights packed(size_t outputs, size_t inputs, int bits, int block, const uint8_t* values, const float* scales,
-               const uint8_t* zeros, const float* bias);
+// Gives `to` the arrays of a graph in the layout of MatMulNBits, whose sizes are checked already; `zeros` may be null.
+void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weights& to);
 
 // Activations: 8-bit integers, and for each block a scale and what mends that weights are multiplied with their zero
 // point: minus the sum of its integers, times the zero point where all weights have the same.
