@@ -6,7 +6,7 @@ map the same pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
 from edgekit_onnx.product_kernels import PRODUCT, with_products
 
-ORDER = "products of edgekit, 1"  # raise it with every change of the order of bytes
+ORDER = "products of edgekit, 2"  # raise it with every change of the order of bytes
 _BAND = 32  # outputs that kernels compute together
 _PIECE_BYTES = 4 << 20
 
@@ -69,7 +69,7 @@ class _Weights:
 
     def __init__(self, source: NDArray[np.uint8], target: DataFile) -> None:
         self._source, self._target = source, target
-        self._written: dict[tuple[Any, ...], DataLocation] = {}
+        self._written: dict[str, DataLocation] = {}
 
     def moved(self, data: bytes) -> bytes:
         """Return a graph whose initializers are in the new data file, those of products in the order of kernels."""
@@ -84,46 +84,53 @@ class _Weights:
                 continue
             bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
             node.attribute.append(helper.make_attribute("packed", 1))
-            for index, kind in ((1, bits), (2, 0)):
+            for index in (1, 2):
                 tensor = onnx.TensorProto.FromString(stored[node.input[index]].SerializeToString())
                 node.input[index] = tensor.name = f"{tensor.name}.packed"
-                self._move(tensor, kind)
+                self._write_values(tensor, bits) if index == 1 else self._write_scales(tensor)
                 added.append(tensor)
         read = {name for node in graph.node for name in node.input}
         kept = [tensor for tensor in graph.initializer if tensor.name in read]
         for tensor in kept:
             if tensor.external_data:
-                self._move(tensor)
+                self._write(tensor, "as it is", lambda rows: rows, self._rows(tensor).size)
         every = {tensor.name: tensor.SerializeToString() for tensor in (*kept, *added)}
         del graph.initializer[:]
         graph.initializer.extend(onnx.TensorProto.FromString(tensor) for tensor in every.values())
         changed: bytes = model.SerializeToString()
         return changed
 
-    def _move(self, tensor: Any, bits: int | None = None) -> None:
-        """Write a tensor: as it is, or the values of a product, or its scales (0 bits)."""
-        entries = {entry.key: entry for entry in tensor.external_data}
-        offset, length, shape = int(entries["offset"].value), int(entries["length"].value), tuple(tensor.dims)
-        key = (offset, length, shape, bits)
-        if bits is not None:
-            bands = -(-shape[0] // _BAND)
-            rest = (length // shape[0] * _BAND,) if bits else (shape[1], _BAND)
-            tensor.dims[:] = (bands, *rest)
-            new_length = length // shape[0] * _BAND * bands
-        else:
-            new_length = length
+    def _write_values(self, tensor: Any, bits: int) -> None:
+        rows, bands = self._rows(tensor), -(-tensor.dims[0] // _BAND)
+        self._write(tensor, f"{bits} bits", lambda piece: packed_values(piece, bits), bands * _BAND * rows.shape[1])
+        tensor.dims[:] = (bands, _BAND * rows.shape[1])
+
+    def _write_scales(self, tensor: Any) -> None:
+        """Write scales in 16 bits where these hold them, as they hold those that edgekit makes."""
+        scales, bands = self._rows(tensor).view(np.float32), -(-tensor.dims[0] // _BAND)
+        with np.errstate(over="ignore"):
+            kind = np.float16 if np.array_equal(scales, scales.astype(np.float16)) else np.float32
+        length = bands * _BAND * scales.shape[1] * np.dtype(kind).itemsize
+
+        def packed(piece: NDArray[np.uint8]) -> NDArray[Any]:
+            return packed_scales(piece.view(np.float32)).astype(kind)
+
+        self._write(tensor, f"scales {scales.shape[1]}", packed, length)
+        tensor.dims[:] = (bands, scales.shape[1], _BAND)
+        tensor.data_type = tensor.FLOAT16 if kind == np.float16 else tensor.FLOAT
+
+    def _rows(self, tensor: Any) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor, a row for each index of its first size."""
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        start = int(place["offset"])
+        return self._source[start : start + int(place["length"])].reshape(tensor.dims[0], -1)
+
+    def _write(self, tensor: Any, order: str, change: Callable[[NDArray[np.uint8]], NDArray[Any]], size: int) -> None:
+        """Write the tensor's bytes as `change` gives them, in pieces of whole bands, unless they are written."""
+        entries, rows = {entry.key: entry for entry in tensor.external_data}, self._rows(tensor)
+        key = f"{entries['offset'].value} {rows.shape} {order}"
         if key not in self._written:
-            rows = self._source[offset : offset + length].reshape(shape[0], -1)
-            self._written[key] = self._target.add(_pieces(rows, bits), new_length)
-        entries["offset"].value, entries["length"].value = str(self._written[key].offset), str(new_length)
-
-
-def _pieces(rows: NDArray[np.uint8], bits: int | None) -> Iterator[NDArray[Any]]:
-    """Yield a tensor's bytes in whole bands of outputs."""
-    step = max(1, _PIECE_BYTES // (rows.shape[1] * _BAND)) * _BAND
-    for start in range(0, len(rows), step):
-        piece = np.ascontiguousarray(rows[start : start + step])
-        if bits is None:
-            yield piece
-        else:
-            yield packed_values(piece, bits) if bits else packed_scales(piece.view(np.float32))
+            step = max(1, _PIECE_BYTES // (rows.shape[1] * _BAND)) * _BAND
+            pieces = (np.ascontiguousarray(rows[start : start + step]) for start in range(0, len(rows), step))
+            self._written[key] = self._target.add(map(change, pieces), size)
+        entries["offset"].value, entries["length"].value = map(str, self._written[key])

@@ -40,7 +40,7 @@ enum Function {
   kGetAllocator = 278,
 };
 
-enum Element { kUndefined = 0, kFloat = 1, kUInt8 = 2, kInt32 = 6 };
+enum Element { kUndefined = 0, kFloat = 1, kUInt8 = 2, kInt32 = 6, kHalf = 10 };
 enum Presence { kRequired = 0, kOptional = 1 };
 
 using Status = void;  // null means success

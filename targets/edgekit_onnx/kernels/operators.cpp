@@ -1,6 +1,7 @@
 // The operators of the domain `edgekit`, which onnxruntime loads with `RegisterCustomOps`.
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <limits>
 #include <mutex>
 
@@ -42,21 +43,22 @@ class Kernel {
     const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
     const int64_t bands = weights_.bands(), band_bytes = weights_.band_bytes();
     using Shape = std::vector<int64_t>;
-    const auto* values = static_cast<const uint8_t*>(
-        constant(info, kValues, "B", kUInt8, is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}));
-    const auto* scales = static_cast<const float*>(
-        constant(info, kScales, "scales", kFloat, is_packed ? Shape{bands, blocks, kWide} : Shape{outputs, blocks}));
+    const void* values = constant(info, kValues, "B", {kUInt8},
+                                  is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}).data;
+    const Tensor scales = is_packed ? constant(info, kScales, "scales", {kFloat, kHalf}, {bands, blocks, kWide})
+                                    : constant(info, kScales, "scales", {kFloat}, {outputs, blocks});
     const auto* zeros = static_cast<const uint8_t*>(
-        constant(info, kZeros, "zero_points", kUInt8, {outputs, (blocks * bits + 7) / 8}));
-    const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", kFloat, {outputs}));
-    require(values && scales, "B and scales must be constants of the graph");
+        constant(info, kZeros, "zero_points", {kUInt8}, {outputs, (blocks * bits + 7) / 8}).data);
+    const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", {kFloat}, {outputs}).data);
+    require(values && scales.data, "B and scales must be constants of the graph");
     require(!is_packed || !zeros, "packed weights have no zero_points");
     if (bias) weights_.bias.assign(bias, bias + outputs);
     if (is_packed) {
-      weights_.values = values;
-      weights_.scales = scales;
+      weights_.values = static_cast<const uint8_t*>(values);
+      weights_.scales = scales.data;
+      weights_.halves = scales.element == kHalf;
     } else {
-      pack(values, scales, zeros, weights_);
+      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, weights_);
     }
     api.check(kGetAllocator, info, 0, &allocator_);
   }
@@ -133,20 +135,21 @@ class Kernel {
     return status == nullptr && value != 0;
   }
 
-  // The data of an input that the graph holds, which stays while the session is open; null where it is absent.
-  const void* constant(const void* info, Input input, const char* name, int element,
+  // An input that the graph holds, whose data stays while the session is open; without data where it is absent.
+  Tensor constant(const void* info, Input input, const char* name, std::initializer_list<int> elements,
                   const std::vector<int64_t>& expected) const {
     int is_constant = 0;
     const void* value = nullptr;
     size_t count = 0;
     api_.check(kGetInputCount, info, &count);
-    if (static_cast<size_t>(input) >= count) return nullptr;
+    if (static_cast<size_t>(input) >= count) return {};
     api_.check(kGetConstantInput, info, static_cast<size_t>(input), &is_constant, &value);
-    if (!is_constant || value == nullptr) return nullptr;
+    if (!is_constant || value == nullptr) return {};
     Tensor tensor = api_.tensor(value);
-    require(tensor.element == element && tensor.shape == expected,
-            std::string(name) + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
-    return tensor.data;
+    require(std::count(elements.begin(), elements.end(), tensor.element) == 1,
+            std::string(name) + " has numbers of the type " + std::to_string(tensor.element));
+    require(tensor.shape == expected, std::string(name) + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
+    return tensor;
   }
 
   void run(void* context, const Product& product) const {
@@ -193,6 +196,7 @@ struct ProductOp : CustomOp {
     provider = [](const CustomOp*) -> const char* { return "CPUExecutionProvider"; };
     input_count = [](const CustomOp*) { return size_t{kInputs}; };
     input_type = [](const CustomOp*, size_t index) -> int {
+      if (index == kScales) return kUndefined;  // any, which the kernel checks
       return index == kOrder ? kInt32 : index == kValues || index == kZeros ? kUInt8 : kFloat;
     };
     input_presence = [](const CustomOp*, size_t index) -> int { return index < kZeros ? kRequired : kOptional; };

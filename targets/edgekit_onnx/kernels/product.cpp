@@ -7,7 +7,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #endif
 #define INLINE inline __attribute__((always_inline))
@@ -64,6 +64,15 @@ void quantise_plain(const float* from, size_t inputs, int block, const Rows& to,
   quantise_row(from, inputs, block, to, factor);
 }
 
+INLINE float scale_plain(const Part& part, size_t place) {
+  if (!part.halves) return static_cast<const float*>(part.scales)[place];
+  const uint32_t half = static_cast<const uint16_t*>(part.scales)[place];
+  const uint32_t bits = (half & 0x8000) << 16 | (half & 0x7fff) << 13;
+  float small;  // 2^112 times too small, since exponents begin elsewhere
+  std::memcpy(&small, &bits, sizeof small);
+  return small * 0x1p112f;
+}
+
 template <bool kNibbles>
 void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
   for (size_t m = 0; m < count; m++, out += stride) {
@@ -86,7 +95,7 @@ void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out
       const int32_t mend = rows.mends[m * rows.blocks + at];
       for (int c = 0; c < kWide; c++) {
         const int32_t exact = whole[c] + mend * (part.zeros ? part.zeros[at * kWide + c] : 1);
-        sum[c] = std::fma(static_cast<float>(exact) * part.scales[at * kWide + c], scale, sum[c]);
+        sum[c] = std::fma(static_cast<float>(exact) * scale_plain(part, at * kWide + c), scale, sum[c]);
       }
     }
     std::copy(sum, sum + kWide, out);
@@ -115,6 +124,12 @@ AVX2 INLINE __m256i four_avx2(const int8_t* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof four);
   return _mm256_set1_epi32(four);
+}
+
+AVX2 INLINE __m256 scale_avx2(const Part& part, size_t place) {
+  if (!part.halves) return _mm256_loadu_ps(static_cast<const float*>(part.scales) + place);
+  const uint16_t* halves = static_cast<const uint16_t*>(part.scales) + place;
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
 }
 
 // 8 outputs at a time. Pairs of 4-bit products fit 16 bits for 32 inputs together; of 8-bit products only each alone.
@@ -158,7 +173,7 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
           }
         }
       }
-      const __m256 scale = _mm256_loadu_ps(part.scales + at * kWide + c * 8);
+      const __m256 scale = scale_avx2(part, at * kWide + c * 8);
       __m256i zero = _mm256_set1_epi32(kNibbles ? 1 : 0);  // 8-bit weights have lost 128 above
       if (part.zeros) {
         const auto* zeros = reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8);
@@ -184,6 +199,12 @@ VNNI INLINE __m512i four_vnni(const int8_t* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof four);
   return _mm512_set1_epi32(four);
+}
+
+VNNI INLINE __m512 scale_vnni(const Part& part, size_t place) {
+  if (!part.halves) return _mm512_loadu_ps(static_cast<const float*>(part.scales) + place);
+  const uint16_t* halves = static_cast<const uint16_t*>(part.scales) + place;
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
 }
 
 // Whole numbers with which a block's sum begins: minus zero point times the sum of the activations.
@@ -239,7 +260,7 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
         }
     }
     for (int half = 0; half < 2; half++) {
-      const __m512 scale = _mm512_loadu_ps(part.scales + at * kWide + half * 16);
+      const __m512 scale = scale_vnni(part, at * kWide + half * 16);
       for (int m = 0; m < R; m++) {
         __m512i exact = whole[0][m][half];
         if (chains == 2) exact = _mm512_add_epi32(exact, whole[1][m][half]);
@@ -277,7 +298,7 @@ bool has(const Path& path) {
   if (&path == &kVnni)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  if (&path == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (&path == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   return true;
 }
 constexpr const Path* kPaths[] = {&kVnni, &kAvx2, &kPlain};
@@ -344,9 +365,10 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
   }
   const uint8_t* values = w.values + band * w.band_bytes();
   const size_t place = band * w.blocks * kWide;
-  const size_t most = kCached / w.block;
+  const size_t most = kCached / w.block, scale_bytes = w.halves ? sizeof(uint16_t) : sizeof(float);
+  const auto* scales = static_cast<const uint8_t*>(w.scales);
   for (size_t at = 0; at < w.blocks; at += most) {
-    const Part part = {values + at * w.block * kWide * w.bits / 8, w.scales + place + at * kWide,
+    const Part part = {values + at * w.block * kWide * w.bits / 8, scales + (place + at * kWide) * scale_bytes, w.halves,
                        w.zeros ? w.zeros + place + at * kWide : nullptr,
                        static_cast<int>(std::min(most, w.blocks - at)), w.block};
     (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);

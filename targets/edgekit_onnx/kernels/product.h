@@ -21,7 +21,8 @@ struct Weights {
   int bits = 0, block = 0;
   size_t blocks = 0;  // of a row
   const uint8_t* values = nullptr;
-  const float* scales = nullptr;   // `kWide` for each block
+  const void* scales = nullptr;    // `kWide` for each block
+  bool halves = false;             // scales have 16 bits
   const uint8_t* zeros = nullptr;  // as many; null where all are in the middle
   std::vector<float> bias;
   std::vector<uint8_t> own_values, own_zeros;  // where the graph does not hold this order itself
@@ -52,7 +53,8 @@ struct Rows {
 // Some blocks of `kWide` outputs.
 struct Part {
   const uint8_t* values;
-  const float* scales;
+  const void* scales;  // of 16 or 32 bits
+  bool halves;
   const uint8_t* zeros;  // null: mends have them
   int blocks, block;
 };

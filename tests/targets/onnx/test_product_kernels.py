@@ -16,6 +16,7 @@ pytest.importorskip("onnxruntime")
 import onnx
 import onnxruntime
 from edgekit_onnx import product_kernels
+from edgekit_onnx.packed_products import packed_scales, packed_values
 from edgekit_onnx.product_kernels import ProductKernels, with_products
 from exported_demo import export_demo
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def weights(outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = F
     random, blocks = np.random.default_rng(outputs), -(-inputs // block)
     made: Arrays = {
         "B": random.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8),
-        "scales": random.random((outputs, blocks), np.float32) / 64,
+        "scales": (random.random((outputs, blocks)) / 64).astype(np.float16).astype(np.float32),
     }
     if zeros:
         made["zero_points"] = random.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
@@ -115,12 +116,18 @@ def test_every_path_has_the_bits_of_the_reference(
     take.argtypes, take.restype = [ctypes.c_char_p], ctypes.c_char_p
     for outputs, inputs, bias in ((1, 1, False), (33, 200, True), (64, 1152, False)):
         stored = weights(outputs, inputs, bits, block, zeros=zeros, bias=bias)
-        opened = session(kernels, graph(stored, K=inputs, N=outputs, bits=bits, block_size=block))
+        sizes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
+        opened = [session(kernels, graph(stored, **sizes))]
+        if not zeros:
+            scales = packed_scales(stored["scales"]).astype(np.float16)
+            ordered = {**stored, "B": packed_values(stored["B"], bits), "scales": scales}
+            opened.append(session(kernels, graph(ordered, packed=1, **sizes)))
         x = np.random.default_rng(bits).standard_normal((9, inputs)).astype(np.float32)
         expected = reference(x, stored, bits, block)
         try:
             for path in (path for path in PATHS if take(path.encode())):
-                np.testing.assert_array_equal(opened.run(None, {"A": x})[0], expected, path)
+                for each in opened:
+                    np.testing.assert_array_equal(each.run(None, {"A": x})[0], expected, path)
         finally:
             take(b"")
 
@@ -182,10 +189,12 @@ def test_an_artifact_runs_on_the_kernels_and_is_exact(
     kernels: ProductKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = export_demo(tmp_path / "demo")
-    texts = {}
-    for setting in ("on", "off"):
+    texts = set()
+    for setting, packed in (("on", "1GiB"), ("on", "off"), ("off", "off")):
         monkeypatch.setenv("EDGEKIT_KERNELS", setting)
+        monkeypatch.setenv("EDGEKIT_PACKED", packed)
         with edgekit.open(artifact, exact=setting == "on") as runtime:
-            assert (kernels.note in runtime.engine.notes) == (setting == "on")
-            texts[setting] = runtime.generate("The ", max_tokens=8).text
-    assert texts["on"] == texts["off"]
+            assert any(kernels.note in note for note in runtime.engine.notes) == (setting == "on")
+            assert (runtime.engine.capabilities.copied_share == 0) == (packed != "off")
+            texts.add(runtime.generate("The ", max_tokens=8).text)
+    assert len(texts) == 1
