@@ -136,6 +136,12 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def model_key(self) -> str:
         return self._model_key
 
+    @property
+    def products(self) -> str:
+        """What computes the products of packed weights: onnxruntime's operators, or edgekit's and their path."""
+        kernels = self._loaded.graphs.kernels
+        return f"edgekit, {kernels.path}" if kernels else "onnxruntime"
+
     def form(self, kv_bits: int) -> str:
         return _dtype(kv_bits).name
 

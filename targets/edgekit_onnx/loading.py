@@ -29,7 +29,7 @@ from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.product_kernels import ProductKernels, product_kernels, with_products
-from edgekit_onnx.sessions import Provider, open_beside, options
+from edgekit_onnx.sessions import Provider, open_beside, open_session, options
 
 COPIED_SHARE = 1.1  # 1.03 to 1.10 measured: weights in the layout of the kernels, and their scales
 _UNSEALED = "not sealed yet, so its packed weights are not kept; weights are copied instead"
@@ -76,12 +76,11 @@ class Graphs(NamedTuple):
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
         sessions = [
-            _open(
+            open_beside(
                 self.folder,
                 change(data) if change else data,
                 self.provider,
-                options(self.plan.threads, self.packs, in_order=in_order),
-                self.kernels,
+                options(self.plan.threads, self.packs, in_order=in_order, kernels=self.kernels),
             )
             for data in self.read(halves=halves)
         ]
@@ -138,17 +137,19 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     graphs = audit(plan, files)
     manifest = files / MANIFEST
     sealed = manifest.read_bytes() if manifest.exists() else b""
+    key = _hash(sealed, graphs)
     kernels = product_kernels() if packs and plan.backend == "cpu" else None
     packed = _packed(plan, files, graphs, sealed, kernels) if packs else PackedFolder(None)
     is_copied = packs and plan.backend == "cpu" and packed.folder is None
     if is_copied:
         _check_memory(files, packed.note)
-    chosen, head = options(plan.threads, packs), graphs[-1]
+    if kernels and packed.folder is None:
+        graphs = [graph._replace(data=with_products(graph.data)) for graph in graphs]
+    chosen, head = options(plan.threads, packs, kernels=kernels), graphs[-1]
     if packed.folder is not None:
-        data = (packed.folder / f"{head.name}.onnx").read_bytes()
-        opened = _open(packed.folder, data, provider, chosen, kernels)
+        opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
     else:
-        opened = _open(files, head.data, provider, chosen, kernels)
+        opened = open_beside(files, head.data, provider, chosen)
     return AuditedArtifact(
         head=opened,
         graphs=Graphs(
@@ -162,20 +163,12 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
             kernels,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
-        key=_hash(sealed, graphs),
-        note="; ".join(filter(None, (kernels.note if kernels else "", packed.note))),
+        key=key,
+        note=packed.note,
         on_device=plan.backend != "cpu",
         device=provider.device,
         copied_share=COPIED_SHARE if is_copied else 0.0,
     )
-
-
-def _open(folder: Path, data: bytes, provider: Provider, chosen: Any, kernels: ProductKernels | None) -> Any:
-    """Open a session of a graph whose weights are in `folder`, with products on `kernels`."""
-    if kernels is None:
-        return open_beside(folder, data, provider, chosen)
-    kernels.register(chosen)
-    return open_beside(folder, with_products(data), provider, chosen)
 
 
 def _check_memory(files: Path, note: str) -> None:

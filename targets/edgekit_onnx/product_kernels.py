@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgekit.common.environment import environment_choice
 
@@ -27,14 +27,6 @@ class ProductKernels(NamedTuple):
     library: Path
     path: str  # the instructions that it uses here
     sha256: str
-
-    @property
-    def note(self) -> str:
-        return f"products of packed weights run on edgekit's kernels for {self.path} ({SETTING}=off turns them off)"
-
-    def register(self, options: Any) -> None:
-        """Let sessions with these options use the operators."""
-        options.register_custom_ops_library(str(self.library))
 
 
 def product_kernels() -> ProductKernels | None:
@@ -61,13 +53,12 @@ def with_products(data: bytes) -> bytes:
     import onnx
     from onnx import helper
 
-    model, changes = onnx.ModelProto.FromString(data), False
+    model = onnx.ModelProto.FromString(data)
     for node in model.graph.node:
         options = {attribute.name: attribute.i for attribute in node.attribute}
         is_alike = options.get("block_size") in _BLOCKS and options.get("accuracy_level") == _FAST
         if node.op_type == "MatMulNBits" and is_alike:
-            node.domain, node.op_type, changes = _DOMAIN, PRODUCT, True
-    if changes and _DOMAIN not in {entry.domain for entry in model.opset_import}:
-        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    changed: bytes = model.SerializeToString() if changes else data
+            node.domain, node.op_type = _DOMAIN, PRODUCT
+    model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    changed: bytes = model.SerializeToString()
     return changed

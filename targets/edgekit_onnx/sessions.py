@@ -33,7 +33,7 @@ def arithmetic(kernels: ProductKernels | None = None) -> str:
     return f"{onnxruntime.__version__}{arm_kernels()}{kernels.sha256 if kernels else ''}"
 
 
-def options(threads: int, packs: bool = True, *, in_order: bool = False) -> Any:
+def options(threads: int, packs: bool = True, *, in_order: bool = False, kernels: ProductKernels | None = None) -> Any:
     """Return the session options of every graph."""
     import onnxruntime
 
@@ -41,6 +41,8 @@ def options(threads: int, packs: bool = True, *, in_order: bool = False) -> Any:
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.log_severity_level = 3
+    if kernels:
+        chosen.register_custom_ops_library(str(kernels.library))
     if in_order:
         chosen.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     # One arena for all sessions stores the activations of the largest chunk once. With malloc they took four times as

@@ -16,6 +16,7 @@ namespace edgekit {
 namespace {
 
 constexpr size_t kCached = 1024;       // inputs that are multiplied at once: their weights stay in the first cache
+constexpr int kAhead = 8192;             // bytes: weights come from memory, at least 5 ns a line
 constexpr float kLeast = 1e-36f;       // a block of smaller activations is zero, since 127 / kLeast must be finite
 constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to whole numbers, to even ones at halves
 
@@ -234,10 +235,10 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
         whole[0][m][half] = start_vnni(part, at, half, rows.mends[m * rows.blocks + at]);
       }
     for (int i = 0; i < part.block; i += 8, q += 8) {
+      for (int line = 0; line < (kNibbles ? 2 : 4); line++)
+        _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead + line * 64, _MM_HINT_T0);
       __m512i step[2][2];  // of 4 inputs each, halves of the outputs
       if constexpr (kNibbles) {
-        _mm_prefetch(reinterpret_cast<const char*>(from) + 4096, _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(from) + 4160, _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
           const __m512i both = _mm512_loadu_si512(from + half * 64);
           step[0][half] = _mm512_and_si512(both, low);
