@@ -14,6 +14,7 @@ namespace {
 enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
 constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
 constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
+constexpr size_t kPieceInputs = 16 << 10;  // as many are rounded at once
 constexpr size_t kPieceRows = 192;         // their activations stay in the second cache
 
 std::atomic<const Path*> chosen{path_named("")};
@@ -154,14 +155,16 @@ class Kernel {
 
   void run(void* context, const Product& product) const {
     const size_t bands = weights_.bands(), count = product.count;
-    Pieces pieces{product, std::min(count, kPieceRows), 1, bands};
-    if (count == 1) {
-      product.quantise(0, 1);
+    Pieces pieces{product, std::max<size_t>(1, kPieceInputs / weights_.inputs), bands, 1};
+    if (count <= pieces.rows) {
+      product.quantise(0, count);
     } else {
-      parallel(context, count, pieces, [](void* given, size_t row) {
-        static_cast<const Pieces*>(given)->product.quantise(row, row + 1);
+      parallel(context, (count + pieces.rows - 1) / pieces.rows, pieces, [](void* given, size_t index) {
+        const Pieces& all = *static_cast<const Pieces*>(given);
+        all.product.quantise(index * all.rows, std::min((index + 1) * all.rows, all.product.count));
       });
     }
+    pieces.rows = std::min(count, kPieceRows);
     pieces.bands = std::max<size_t>(1, kPieceBytes / (weights_.band_bytes() * std::min(count, kPieceRows)));
     pieces.across = (bands + pieces.bands - 1) / pieces.bands;
     const size_t down = (count + pieces.rows - 1) / pieces.rows;
