@@ -35,6 +35,7 @@ enum Function {
   kReleaseShape = 99,
   kReleaseAllocator = 132,
   kGetInputCount = 230,
+  kGetInputName = 232,
   kGetConstantInput = 249,
   kParallelFor = 274,
   kGetAllocator = 278,

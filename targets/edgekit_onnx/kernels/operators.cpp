@@ -14,8 +14,7 @@ namespace {
 enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
 constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
 constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
-constexpr size_t kPieceInputs = 16 << 10;  // as many are rounded at once
-constexpr size_t kPieceRows = 192;         // their activations stay in the second cache
+constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
 
 std::atomic<const Path*> chosen{path_named("")};
 
@@ -38,7 +37,7 @@ class Kernel {
     require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
     require(block == 16 || block == 32 || block == 64 || block == 128,
             "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
-    const bool is_packed = has(info, "packed");
+    const bool is_packed = is_set(info, "packed");
     weights_.outputs = outputs, weights_.inputs = inputs;
     weights_.bits = static_cast<int>(bits), weights_.block = static_cast<int>(block);
     const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
@@ -51,7 +50,8 @@ class Kernel {
     const auto* zeros = static_cast<const uint8_t*>(
         constant(info, kZeros, "zero_points", {kUInt8}, {outputs, (blocks * bits + 7) / 8}).data);
     const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", {kFloat}, {outputs}).data);
-    require(values && scales.data, "B and scales must be constants of the graph");
+    require(values && scales.data, "B or scales are missing");
+    require(!has_input(info, kOrder), "g_idx is not supported, the graph must not have it");
     require(!is_packed || !zeros, "packed weights have no zero_points");
     if (bias) weights_.bias.assign(bias, bias + outputs);
     if (is_packed) {
@@ -129,27 +129,34 @@ class Kernel {
     return value;
   }
 
-  bool has(const void* info, const char* name) const {
+  bool is_set(const void* info, const char* name) const {
     int64_t value = 0;
     void* status = api_.call<Status*>(kGetIntegerAttribute, info, name, &value);
     if (status != nullptr) api_.call<void>(kReleaseStatus, status);
     return status == nullptr && value != 0;
   }
 
+  bool has_input(const void* info, Input input) const {
+    size_t count = 0, letters = 0;  // with the null at the end
+    api_.check(kGetInputCount, info, &count);
+    if (static_cast<size_t>(input) >= count) return false;
+    api_.check(kGetInputName, info, static_cast<size_t>(input), static_cast<char*>(nullptr), &letters);
+    return letters > 1;
+  }
+
   // An input that the graph holds, whose data stays while the session is open; without data where it is absent.
-  Tensor constant(const void* info, Input input, const char* name, std::initializer_list<int> elements,
+  Tensor constant(const void* info, Input input, const std::string& name, std::initializer_list<int> elements,
                   const std::vector<int64_t>& expected) const {
+    if (!has_input(info, input)) return {};
     int is_constant = 0;
     const void* value = nullptr;
-    size_t count = 0;
-    api_.check(kGetInputCount, info, &count);
-    if (static_cast<size_t>(input) >= count) return {};
     api_.check(kGetConstantInput, info, static_cast<size_t>(input), &is_constant, &value);
-    if (!is_constant || value == nullptr) return {};
+    require(is_constant && value, name + " must be a constant of the graph");
     Tensor tensor = api_.tensor(value);
     require(std::count(elements.begin(), elements.end(), tensor.element) == 1,
-            std::string(name) + " has numbers of the type " + std::to_string(tensor.element));
-    require(tensor.shape == expected, std::string(name) + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
+            name + " has numbers of the type " + std::to_string(tensor.element));
+    require(tensor.shape == expected,
+            name + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
     return tensor;
   }
 

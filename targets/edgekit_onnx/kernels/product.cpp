@@ -299,7 +299,8 @@ bool has(const Path& path) {
   if (&path == &kVnni)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  if (&path == &kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (&path == &kAvx2)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   return true;
 }
 constexpr const Path* kPaths[] = {&kVnni, &kAvx2, &kPlain};
@@ -327,7 +328,7 @@ void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weig
     uint8_t* to = made.own_values.data() + band * made.band_bytes() + column * 4;
     if (made.bits == 8) {
       for (size_t k = 0; k < made.padded(); k += 4, to += kWide * 4) std::memcpy(to, from + k, 4);
-    } else {  // 8 inputs are 4 bytes in the graph, neighbours sharing one; here an input shares one with the fourth after
+    } else {  // neighbours share a byte in the graph; here an input shares one with the fourth after it
       for (size_t k = 0; k < made.padded(); k += 8, from += 4, to += kWide * 4)
         for (int b = 0; b < 4; b++) {
           const int shift = b % 2 * 4;
@@ -358,10 +359,9 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
   const size_t count = last - first, left = std::min<size_t>(kWide, w.outputs - band * kWide);
   float* out = output + first * w.outputs + band * kWide;
   size_t stride = w.outputs;
-  std::vector<float> aside;  // a band that is not full is computed beside the output
+  float aside[kPieceRows * kWide];  // for a band that is not full, which is computed beside the output
   if (left < kWide) {
-    aside.resize(count * kWide);
-    out = aside.data();
+    out = aside;
     stride = kWide;
   }
   const uint8_t* values = w.values + band * w.band_bytes();
@@ -369,9 +369,12 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
   const size_t most = kCached / w.block, scale_bytes = w.halves ? sizeof(uint16_t) : sizeof(float);
   const auto* scales = static_cast<const uint8_t*>(w.scales);
   for (size_t at = 0; at < w.blocks; at += most) {
-    const Part part = {values + at * w.block * kWide * w.bits / 8, scales + (place + at * kWide) * scale_bytes, w.halves,
+    const Part part = {values + at * w.block * kWide * w.bits / 8,
+                       scales + (place + at * kWide) * scale_bytes,
+                       w.halves,
                        w.zeros ? w.zeros + place + at * kWide : nullptr,
-                       static_cast<int>(std::min(most, w.blocks - at)), w.block};
+                       static_cast<int>(std::min(most, w.blocks - at)),
+                       w.block};
     (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
   }
   if (!w.bias.empty())

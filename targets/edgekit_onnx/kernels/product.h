@@ -12,6 +12,7 @@
 namespace edgekit {
 
 constexpr int kWide = 32;  // outputs that are computed together
+constexpr size_t kPieceRows = 192;  // rows of a piece of work: their activations stay in the second cache
 constexpr int kTall = 6;   // rows that are computed together: as many as a processor's registers hold
 
 // Weights in the order in which products read them: for each `kWide` outputs, for each 4 inputs, these 4 inputs of
@@ -84,7 +85,7 @@ struct Product {
   float* output;
 
   void quantise(size_t first, size_t last) const;
-  void multiply(size_t band, size_t first, size_t last) const;
+  void multiply(size_t band, size_t first, size_t last) const;  // at most kPieceRows
 };
 
 }  // namespace edgekit

@@ -178,11 +178,14 @@ def test_forged_inputs_are_refused(kernels: ProductKernels) -> None:
         session(kernels, model.SerializeToString())
     with pytest.raises(Exception, match=r"A has the shape \[2, 63\], its last size must be K = 64"):
         session(kernels, graph(stored, **sizes)).run(None, {"A": np.zeros((2, 63), np.float32)})
-    model = onnx.ModelProto.FromString(graph(stored, **sizes))
-    model.graph.initializer.pop(0)
-    model.graph.input.append(helper.make_tensor_value_info("B", TensorProto.UINT8, [8, 2, 16]))
-    with pytest.raises(Exception, match="B and scales must be constants"):
-        session(kernels, model.SerializeToString())
+    with pytest.raises(Exception, match="g_idx is not supported"):
+        session(kernels, graph({**stored, "g_idx": np.zeros(64, np.int32)}, **sizes))
+    for index, name in enumerate(stored):
+        model = onnx.ModelProto.FromString(graph(stored, **sizes))
+        tensor = model.graph.initializer.pop(index)
+        model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+        with pytest.raises(Exception, match=f"{name} must be a constant of the graph"):
+            session(kernels, model.SerializeToString())
 
 
 def test_an_artifact_runs_on_the_kernels_and_is_exact(
