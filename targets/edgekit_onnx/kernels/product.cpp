@@ -6,6 +6,7 @@
 #include <limits>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
@@ -133,8 +134,15 @@ AVX2 INLINE __m256 scale_avx2(const Part& part, size_t place) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
 }
 
-// 8 outputs at a time. Pairs of 4-bit products fit 16 bits for 32 inputs together; of 8-bit products only each alone.
-template <int R, bool kNibbles>
+// AVX-VNNI's form of the instruction, for which compilers want a target of its own.
+AVX2 INLINE __m256i dot_avx2(__m256i sum, __m256i weights, __m256i rows) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(rows));
+  return sum;
+}
+
+// 8 outputs at a time. Without AVX-VNNI (kDot), pairs of products are added in 16 bits: of 4-bit weights these hold them
+// for 32 inputs together, of 8-bit weights only each alone.
+template <int R, bool kNibbles, bool kDot>
 AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
   constexpr int quarters = kWide / 8, step = kWide * 4;
   const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), half = _mm256_set1_epi8(-128);
@@ -148,7 +156,22 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
     for (int c = 0; c < quarters; c++) {
       __m256i whole[R];
       for (int m = 0; m < R; m++) whole[m] = _mm256_setzero_si256();
-      if constexpr (kNibbles) {
+      if constexpr (kDot) {
+        for (int j = 0; j < part.block; j += 8) {
+          const uint8_t* at_step = from + j / (kNibbles ? 8 : 4) * step + c * 32;
+          __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at_step)), second;
+          if (kNibbles) {
+            second = _mm256_and_si256(_mm256_srli_epi16(first, 4), low);
+            first = _mm256_and_si256(first, low);
+          } else {
+            second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at_step + step));
+          }
+          for (int m = 0; m < R; m++) {
+            const int8_t* row = q + m * rows.inputs + j;
+            whole[m] = dot_avx2(dot_avx2(whole[m], first, four_avx2(row)), second, four_avx2(row + 4));
+          }
+        }
+      } else if constexpr (kNibbles) {
         for (int i = 0; i < part.block; i += 32) {
           __m256i pairs[R];
           for (int m = 0; m < R; m++) pairs[m] = _mm256_setzero_si256();
@@ -175,10 +198,11 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
         }
       }
       const __m256 scale = scale_avx2(part, at * kWide + c * 8);
-      __m256i zero = _mm256_set1_epi32(kNibbles ? 1 : 0);  // 8-bit weights have lost 128 above
+      constexpr bool is_centred = !kNibbles && !kDot;  // weights have lost 128 above
+      __m256i zero = _mm256_set1_epi32(is_centred ? 0 : 1);
       if (part.zeros) {
         const auto* zeros = reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8);
-        zero = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(zeros)), _mm256_set1_epi32(kNibbles ? 0 : 128));
+        zero = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(zeros)), _mm256_set1_epi32(is_centred ? 128 : 0));
       }
       for (int m = 0; m < R; m++) {
         const __m256i mend = _mm256_set1_epi32(rows.mends[m * rows.blocks + at]);
@@ -275,9 +299,9 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
 }
 
 using Tile = void (*)(const Part&, const Rows&, float*, size_t, bool);
-template <bool kNibbles>
-constexpr Tile kAvx2Tiles[] = {tile_avx2<1, kNibbles>, tile_avx2<2, kNibbles>, tile_avx2<3, kNibbles>,
-                               tile_avx2<4, kNibbles>, tile_avx2<5, kNibbles>, tile_avx2<6, kNibbles>};
+template <bool kNibbles, bool kDot>
+constexpr Tile kAvx2Tiles[] = {tile_avx2<1, kNibbles, kDot>, tile_avx2<2, kNibbles, kDot>, tile_avx2<3, kNibbles, kDot>,
+                               tile_avx2<4, kNibbles, kDot>, tile_avx2<5, kNibbles, kDot>, tile_avx2<6, kNibbles, kDot>};
 template <bool kNibbles>
 constexpr Tile kVnniTiles[] = {tile_vnni<1, kNibbles>, tile_vnni<2, kNibbles>, tile_vnni<3, kNibbles>,
                                tile_vnni<4, kNibbles>, tile_vnni<5, kNibbles>, tile_vnni<6, kNibbles>};
@@ -289,21 +313,25 @@ void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out
   });
 }
 
-constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true>>,
-                        multiply_tiles<kAvx2Tiles<false>>};
+constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>>,
+                        multiply_tiles<kAvx2Tiles<false, false>>};
+constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>>,
+                           multiply_tiles<kAvx2Tiles<false, true>>};
 constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>>,
                         multiply_tiles<kVnniTiles<false>>};
 
 bool has(const Path& path) {
   __builtin_cpu_init();
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (&path == &kVnni)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  if (&path == &kAvx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  return true;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (&path == &kAvxVnni) return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
+  return &path == &kPlain || avx2;
 }
-constexpr const Path* kPaths[] = {&kVnni, &kAvx2, &kPlain};
+constexpr const Path* kPaths[] = {&kVnni, &kAvxVnni, &kAvx2, &kPlain};
 #else
 bool has(const Path&) { return true; }
 constexpr const Path* kPaths[] = {&kPlain};

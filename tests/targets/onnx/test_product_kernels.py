@@ -26,7 +26,7 @@ import edgekit
 
 pytestmark = pytest.mark.onnx
 ROOT = Path(__file__).parents[3]
-PATHS = ("plain", "avx2", "avx512vnni")
+PATHS = ("plain", "avx2", "avxvnni", "avx512vnni")
 Arrays = dict[str, NDArray[Any]]
 
 
