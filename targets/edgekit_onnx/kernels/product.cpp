@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -106,16 +107,6 @@ void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out
 
 constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>};
 
-// Rows in tiles of equal height, no higher than kTall.
-template <typename Tile>
-INLINE void in_tiles(size_t count, const Tile& tile) {
-  for (size_t done = 0, tiles = (count + kTall - 1) / kTall; tiles; tiles--) {
-    const size_t height = (count - done + tiles - 1) / tiles;
-    tile(done, height);
-    done += height;
-  }
-}
-
 #if defined(__x86_64__)
 
 AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
@@ -140,80 +131,86 @@ AVX2 INLINE __m256i dot_avx2(__m256i sum, __m256i weights, __m256i rows) {
   return sum;
 }
 
-// 8 outputs at a time. Without AVX-VNNI (kDot), pairs of products are added in 16 bits: of 4-bit weights these hold them
-// for 32 inputs together, of 8-bit weights only each alone.
+AVX2 INLINE __m256i load_avx2(const uint8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// Adds a block's products of R rows and C times 8 outputs in whole numbers; `q` is the first row, `row` their distance.
+// Without AVX-VNNI (kDot), pairs are added in 16 bits: these hold them for 32 inputs of 4-bit weights, and of 8-bit
+// weights, less 128, for each alone.
+template <int R, int C, bool kNibbles, bool kDot>
+AVX2 INLINE void block_avx2(const uint8_t* from, const int8_t* q, size_t row, int block, __m256i (&whole)[R][C]) {
+  constexpr int step = kWide * 4;
+  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), half = _mm256_set1_epi8(-128);
+  __m256i pairs[R][C] = {};
+  for (int j = 0; j < block; j += 8, from += kNibbles ? step : 2 * step) {
+    __m256i first[C], second[C];
+    for (int c = 0; c < C; c++) {
+      const __m256i read = load_avx2(from + c * 32);
+      first[c] = kNibbles ? _mm256_and_si256(read, low) : read;
+      second[c] = kNibbles ? _mm256_and_si256(_mm256_srli_epi16(read, 4), low) : load_avx2(from + step + c * 32);
+    }
+    for (int m = 0; m < R; m++) {
+      const __m256i four = four_avx2(q + m * row + j), next = four_avx2(q + m * row + j + 4);
+      for (int c = 0; c < C; c++) {
+        if constexpr (kDot) {
+          whole[m][c] = dot_avx2(dot_avx2(whole[m][c], first[c], four), second[c], next);
+        } else if constexpr (kNibbles) {
+          pairs[m][c] = _mm256_add_epi16(pairs[m][c], _mm256_maddubs_epi16(first[c], four));
+          pairs[m][c] = _mm256_add_epi16(pairs[m][c], _mm256_maddubs_epi16(second[c], next));
+        } else {
+          for (const auto& [weights, inputs] : {std::pair{first[c], four}, std::pair{second[c], next}}) {
+            const __m256i less = _mm256_xor_si256(weights, half);
+            const __m256i both = _mm256_maddubs_epi16(_mm256_abs_epi8(less), _mm256_sign_epi8(inputs, less));
+            whole[m][c] = _mm256_add_epi32(whole[m][c], _mm256_madd_epi16(both, ones));
+          }
+        }
+      }
+    }
+    if (kDot || !kNibbles || ((j + 8) % 32 && j + 8 < block)) continue;
+    for (int m = 0; m < R; m++)
+      for (int c = 0; c < C; c++) {
+        whole[m][c] = _mm256_add_epi32(whole[m][c], _mm256_madd_epi16(pairs[m][c], ones));
+        pairs[m][c] = _mm256_setzero_si256();
+      }
+  }
+}
+
 template <int R, bool kNibbles, bool kDot>
 AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
-  constexpr int quarters = kWide / 8, step = kWide * 4;
-  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), half = _mm256_set1_epi8(-128);
-  __m256 sum[R][quarters];
+  constexpr int eights = kWide / 8, together = kDot ? 2 : 1;  // registers of 8 outputs
+  constexpr bool is_less = !kNibbles && !kDot;                // weights are multiplied less 128
+  __m256 sum[R][eights];
   for (int m = 0; m < R; m++)
-    for (int c = 0; c < quarters; c++)
+    for (int c = 0; c < eights; c++)
       sum[m][c] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + m * stride + c * 8);
   for (int at = 0; at < part.blocks; at++) {
     const uint8_t* from = part.values + static_cast<size_t>(at) * part.block * kWide / (kNibbles ? 2 : 1);
     const int8_t* q = rows.values + static_cast<size_t>(at) * part.block;
-    for (int c = 0; c < quarters; c++) {
-      __m256i whole[R];
-      for (int m = 0; m < R; m++) whole[m] = _mm256_setzero_si256();
-      if constexpr (kDot) {
-        for (int j = 0; j < part.block; j += 8) {
-          const uint8_t* at_step = from + j / (kNibbles ? 8 : 4) * step + c * 32;
-          __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at_step)), second;
-          if (kNibbles) {
-            second = _mm256_and_si256(_mm256_srli_epi16(first, 4), low);
-            first = _mm256_and_si256(first, low);
-          } else {
-            second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at_step + step));
+    for (int c = 0; c < eights; c += together) {
+      __m256i whole[R][together] = {};
+      block_avx2<R, together, kNibbles, kDot>(from + c * 32, q, rows.inputs, part.block, whole);
+      for (int i = 0; i < together; i++) {
+        const size_t place = at * kWide + (c + i) * 8;
+        const __m256 scale = scale_avx2(part, place);
+        for (int m = 0; m < R; m++) {
+          __m256i mend = _mm256_set1_epi32(rows.mends[m * rows.blocks + at]);
+          if (part.zeros) {
+            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.zeros + place));
+            const __m256i zeros = _mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(is_less ? 128 : 0));
+            mend = _mm256_mullo_epi32(mend, zeros);
+          } else if (is_less) {
+            mend = _mm256_setzero_si256();
           }
-          for (int m = 0; m < R; m++) {
-            const int8_t* row = q + m * rows.inputs + j;
-            whole[m] = dot_avx2(dot_avx2(whole[m], first, four_avx2(row)), second, four_avx2(row + 4));
-          }
+          const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(whole[m][i], mend));
+          const __m256 row_scale = _mm256_set1_ps(rows.scales[m * rows.blocks + at]);
+          sum[m][c + i] = _mm256_fmadd_ps(_mm256_mul_ps(exact, scale), row_scale, sum[m][c + i]);
         }
-      } else if constexpr (kNibbles) {
-        for (int i = 0; i < part.block; i += 32) {
-          __m256i pairs[R];
-          for (int m = 0; m < R; m++) pairs[m] = _mm256_setzero_si256();
-          for (int j = i; j < std::min(i + 32, part.block); j += 8) {
-            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j / 8 * step + c * 32));
-            const __m256i first = _mm256_and_si256(both, low);
-            const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-            for (int m = 0; m < R; m++) {
-              const int8_t* row = q + m * rows.inputs + j;
-              pairs[m] = _mm256_add_epi16(pairs[m], _mm256_maddubs_epi16(first, four_avx2(row)));
-              pairs[m] = _mm256_add_epi16(pairs[m], _mm256_maddubs_epi16(second, four_avx2(row + 4)));
-            }
-          }
-          for (int m = 0; m < R; m++) whole[m] = _mm256_add_epi32(whole[m], _mm256_madd_epi16(pairs[m], ones));
-        }
-      } else {
-        for (int j = 0; j < part.block; j += 4) {
-          const __m256i byte = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j / 4 * step + c * 32));
-          const __m256i centred = _mm256_xor_si256(byte, half), size = _mm256_abs_epi8(centred);
-          for (int m = 0; m < R; m++) {
-            const __m256i row = _mm256_sign_epi8(four_avx2(q + m * rows.inputs + j), centred);
-            whole[m] = _mm256_add_epi32(whole[m], _mm256_madd_epi16(_mm256_maddubs_epi16(size, row), ones));
-          }
-        }
-      }
-      const __m256 scale = scale_avx2(part, at * kWide + c * 8);
-      constexpr bool is_centred = !kNibbles && !kDot;  // weights have lost 128 above
-      __m256i zero = _mm256_set1_epi32(is_centred ? 0 : 1);
-      if (part.zeros) {
-        const auto* zeros = reinterpret_cast<const __m128i*>(part.zeros + at * kWide + c * 8);
-        zero = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(zeros)), _mm256_set1_epi32(is_centred ? 128 : 0));
-      }
-      for (int m = 0; m < R; m++) {
-        const __m256i mend = _mm256_set1_epi32(rows.mends[m * rows.blocks + at]);
-        const __m256i exact = _mm256_add_epi32(whole[m], _mm256_mullo_epi32(zero, mend));
-        const __m256 row_scale = _mm256_set1_ps(rows.scales[m * rows.blocks + at]);
-        sum[m][c] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(exact), scale), row_scale, sum[m][c]);
       }
     }
   }
   for (int m = 0; m < R; m++)
-    for (int c = 0; c < quarters; c++) _mm256_storeu_ps(out + m * stride + c * 8, sum[m][c]);
+    for (int c = 0; c < eights; c++) _mm256_storeu_ps(out + m * stride + c * 8, sum[m][c]);
 }
 
 VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
@@ -300,25 +297,30 @@ VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t strid
 
 using Tile = void (*)(const Part&, const Rows&, float*, size_t, bool);
 template <bool kNibbles, bool kDot>
-constexpr Tile kAvx2Tiles[] = {tile_avx2<1, kNibbles, kDot>, tile_avx2<2, kNibbles, kDot>, tile_avx2<3, kNibbles, kDot>,
-                               tile_avx2<4, kNibbles, kDot>, tile_avx2<5, kNibbles, kDot>, tile_avx2<6, kNibbles, kDot>};
+constexpr Tile kAvx2Tiles[] = {
+    tile_avx2<1, kNibbles, kDot>, tile_avx2<2, kNibbles, kDot>, tile_avx2<3, kNibbles, kDot>,
+    tile_avx2<4, kNibbles, kDot>, tile_avx2<5, kNibbles, kDot>, tile_avx2<6, kNibbles, kDot>};
 template <bool kNibbles>
 constexpr Tile kVnniTiles[] = {tile_vnni<1, kNibbles>, tile_vnni<2, kNibbles>, tile_vnni<3, kNibbles>,
                                tile_vnni<4, kNibbles>, tile_vnni<5, kNibbles>, tile_vnni<6, kNibbles>};
 
-template <const Tile* kTiles>
+// Rows in tiles of nearly equal height, no higher than the registers of a path allow.
+template <const Tile* kTiles, size_t kMost>
 void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
-  in_tiles(count, [&](size_t first, size_t height) {
-    kTiles[height - 1](part, rows.from(first, 0, 0), out + first * stride, stride, begins);
-  });
+  size_t done = 0;
+  for (size_t tiles = (count + kMost - 1) / kMost; tiles; tiles--) {
+    const size_t height = (count - done + tiles - 1) / tiles;
+    kTiles[height - 1](part, rows.from(done, 0, 0), out + done * stride, stride, begins);
+    done += height;
+  }
 }
 
-constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>>,
-                        multiply_tiles<kAvx2Tiles<false, false>>};
-constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>>,
-                           multiply_tiles<kAvx2Tiles<false, true>>};
-constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>>,
-                        multiply_tiles<kVnniTiles<false>>};
+constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>, 6>,
+                        multiply_tiles<kAvx2Tiles<false, false>, 6>};
+constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>, 5>,
+                           multiply_tiles<kAvx2Tiles<false, true>, 5>};
+constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>, 6>,
+                        multiply_tiles<kVnniTiles<false>, 6>};
 
 bool has(const Path& path) {
   __builtin_cpu_init();
