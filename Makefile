@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # Hundreds of tests start Python; without compiled modules each start takes half a second more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs wheel test test-all test-arm64 native-wheels check fuzz soak format clean
+.PHONY: demo docs wheel kernels test test-all test-arm64 native-wheels check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -38,6 +38,16 @@ docs: .venv/.with-docs
 # The wheel, in dist. A release names its repository: PROJECT_URL=https://HOST/OWNER/NAME make wheel
 wheel: .venv/.with-dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+# The onnx target's own products for x86-64, which sessions use once the library is there: no fused roundings, so that
+# every path gives the same bits.
+KERNELS := targets/edgekit_onnx/kernels
+KERNELS_BUILD ?= $(KERNELS)/build
+kernels: $(KERNELS_BUILD)/libedgekit_kernels.so
+$(KERNELS_BUILD)/libedgekit_kernels.so: $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h)
+	mkdir -p $(@D)
+	$(CXX) -O3 -std=c++17 -fPIC -shared -fvisibility=hidden -ffp-contract=off -o $@.new $(filter %.cpp,$^)
+	mv $@.new $@
 
 # The whole suite, or one app's part of it: make test APP=serve
 test: .venv/.with-dev

@@ -19,6 +19,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.loading import AuditedArtifact
 from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
+from edgekit_onnx.product_kernels import PRODUCT
 
 _PRODUCT = ".product"
 
@@ -105,7 +106,7 @@ def with_inputs(data: bytes, sites: frozenset[str]) -> bytes:
 
 
 def _is_product(node: Any) -> bool:
-    return node.op_type in ("MatMulNBits", "FusedMatMul") and node.name.endswith(_PRODUCT)
+    return node.op_type in ("MatMulNBits", PRODUCT, "FusedMatMul") and node.name.endswith(_PRODUCT)
 
 
 def _products(model: ModelSpec, modules: Mapping[str, LowRank], known: frozenset[str]) -> dict[str, LowRank]:

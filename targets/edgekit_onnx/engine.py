@@ -136,6 +136,12 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def model_key(self) -> str:
         return self._model_key
 
+    @property
+    def products(self) -> str:
+        """What computes the products of packed weights: onnxruntime's operators, or edgekit's and their path."""
+        kernels = self._loaded.graphs.kernels
+        return f"edgekit, {kernels.path}" if kernels else "onnxruntime"
+
     def form(self, kv_bits: int) -> str:
         return _dtype(kv_bits).name
 
@@ -260,7 +266,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         check_once(
             self, plain, self._admit, key=self._model_key,
             name="exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}",
-            versions={"onnxruntime": arithmetic(), "threads": self.plan.threads}, refusal=NOT_HERE,
+            versions={"onnxruntime": arithmetic(self._loaded.graphs.kernels), "threads": self.plan.threads},
+            refusal=NOT_HERE,
         )  # fmt: skip
         self._exact_bits.add(plain.kv_bits)
 

@@ -24,9 +24,11 @@ from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
+from edgekit_onnx.packed_products import ORDER, pack_products
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
+from edgekit_onnx.product_kernels import ProductKernels, product_kernels, with_products
 from edgekit_onnx.sessions import Provider, open_beside, open_session, options
 
 COPIED_SHARE = 1.1  # 1.03 to 1.10 measured: weights in the layout of the kernels, and their scales
@@ -43,6 +45,7 @@ class Graphs(NamedTuple):
     audited: tuple[bytes, ...]  # empty where they are opened from packed files
     packs: bool
     hold: Hold | None  # keeps packed graphs in the cache
+    kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
     @property
     def shares_weights(self) -> bool:
@@ -77,7 +80,7 @@ class Graphs(NamedTuple):
                 self.folder,
                 change(data) if change else data,
                 self.provider,
-                options(self.plan.threads, self.packs, in_order=in_order),
+                options(self.plan.threads, self.packs, in_order=in_order, kernels=self.kernels),
             )
             for data in self.read(halves=halves)
         ]
@@ -134,11 +137,15 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     graphs = audit(plan, files)
     manifest = files / MANIFEST
     sealed = manifest.read_bytes() if manifest.exists() else b""
-    packed = _packed(plan, files, graphs, sealed) if packs else PackedFolder(None)
+    key = _hash(sealed, graphs)
+    kernels = product_kernels() if packs and plan.backend == "cpu" else None
+    packed = _packed(plan, files, graphs, sealed, kernels) if packs else PackedFolder(None)
     is_copied = packs and plan.backend == "cpu" and packed.folder is None
     if is_copied:
         _check_memory(files, packed.note)
-    chosen, head = options(plan.threads, packs), graphs[-1]
+    if kernels and packed.folder is None:
+        graphs = [graph._replace(data=with_products(graph.data)) for graph in graphs]
+    chosen, head = options(plan.threads, packs, kernels=kernels), graphs[-1]
     if packed.folder is not None:
         opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
     else:
@@ -153,9 +160,10 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
             () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
             packs,
             packed.hold,
+            kernels,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
-        key=_hash(sealed, graphs),
+        key=key,
         note=packed.note,
         on_device=plan.backend != "cpu",
         device=provider.device,
@@ -173,7 +181,9 @@ def _check_memory(files: Path, note: str) -> None:
         )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes) -> PackedFolder:
+def _packed(
+    plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: bytes, kernels: ProductKernels | None
+) -> PackedFolder:
     if plan.backend != "cpu":
         return PackedFolder(None)
     if not sealed:
@@ -183,6 +193,9 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[CheckedGraph], sealed: byt
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
     bits = plan.storage.kv_bits
     derived = " with graphs for 16 bits" if bits == HALF_BITS else ""
+    if kernels:
+        key = _hash(f"{data} {ORDER}{derived}".encode(), graphs)
+        return get_or_build(key, files, lambda folder: pack_products(files, bits, graphs, folder))
     key = _hash(f"{data} {plan.threads}{derived}".encode(), graphs)
     return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from edgekit.enginekit.spinning import spin_us
 from edgekit.errors import TargetFailed, TargetMissing, vendor_errors
 from edgekit_onnx.kernels import DISABLES_KLEIDIAI, KLEIDIAI, arm_kernels
+from edgekit_onnx.product_kernels import ProductKernels
 
 
 class Provider(NamedTuple):
@@ -25,14 +26,14 @@ PROVIDERS = {
 }
 
 
-def arithmetic() -> str:
-    """Return onnxruntime's version and choice of kernels, for which exactness and packed weights are valid."""
+def arithmetic(kernels: ProductKernels | None = None) -> str:
+    """Return onnxruntime's version and the kernels in use, for which exactness and packed weights are valid."""
     import onnxruntime
 
-    return f"{onnxruntime.__version__}{arm_kernels()}"
+    return f"{onnxruntime.__version__}{arm_kernels()}{kernels.sha256 if kernels else ''}"
 
 
-def options(threads: int, packs: bool = True, *, in_order: bool = False) -> Any:
+def options(threads: int, packs: bool = True, *, in_order: bool = False, kernels: ProductKernels | None = None) -> Any:
     """Return the session options of every graph."""
     import onnxruntime
 
@@ -40,6 +41,8 @@ def options(threads: int, packs: bool = True, *, in_order: bool = False) -> Any:
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.log_severity_level = 3
+    if kernels:
+        chosen.register_custom_ops_library(str(kernels.library))
     if in_order:
         chosen.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     # One arena for all sessions stores the activations of the largest chunk once. With malloc they took four times as

@@ -39,6 +39,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and onl
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def onnxruntimes_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack weights as onnxruntime does, even where edgekit's kernels are compiled."""
+    monkeypatch.setenv("EDGEKIT_KERNELS", "off")
+
+
 def anonymous_bytes() -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024

@@ -1,0 +1,259 @@
+// The operators of the domain `edgekit`, which onnxruntime loads with `RegisterCustomOps`.
+#include <algorithm>
+#include <atomic>
+#include <initializer_list>
+#include <limits>
+#include <mutex>
+
+#include "onnxruntime.h"
+#include "product.h"
+
+namespace edgekit {
+namespace {
+
+enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
+constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
+constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
+constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
+
+std::atomic<const Path*> chosen{path_named("")};
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw Refused("edgekit Product: " + message);
+}
+
+std::string shown(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t each : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(each);
+  return text + "]";
+}
+
+// One node of a graph.
+class Kernel {
+ public:
+  Kernel(const Api& api, const void* info) : api_(api) {
+    const int64_t inputs = size(info, "K"), outputs = size(info, "N");
+    const int64_t bits = api.attribute(info, "bits"), block = api.attribute(info, "block_size");
+    require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
+    require(block == 16 || block == 32 || block == 64 || block == 128,
+            "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
+    const bool is_packed = is_set(info, "packed");
+    weights_.outputs = outputs, weights_.inputs = inputs;
+    weights_.bits = static_cast<int>(bits), weights_.block = static_cast<int>(block);
+    const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
+    const int64_t bands = weights_.bands(), band_bytes = weights_.band_bytes();
+    using Shape = std::vector<int64_t>;
+    const void* values = constant(info, kValues, "B", {kUInt8},
+                                  is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}).data;
+    const Tensor scales = is_packed ? constant(info, kScales, "scales", {kFloat, kHalf}, {bands, blocks, kWide})
+                                    : constant(info, kScales, "scales", {kFloat}, {outputs, blocks});
+    const auto* zeros = static_cast<const uint8_t*>(
+        constant(info, kZeros, "zero_points", {kUInt8}, {outputs, (blocks * bits + 7) / 8}).data);
+    const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", {kFloat}, {outputs}).data);
+    require(values && scales.data, "B or scales are missing");
+    require(!has_input(info, kOrder), "g_idx is not supported, the graph must not have it");
+    require(!is_packed || !zeros, "packed weights have no zero_points");
+    if (bias) weights_.bias.assign(bias, bias + outputs);
+    if (is_packed) {
+      weights_.values = static_cast<const uint8_t*>(values);
+      weights_.scales = scales.data;
+      weights_.halves = scales.element == kHalf;
+    } else {
+      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, weights_);
+    }
+    api.check(kGetAllocator, info, 0, &allocator_);
+  }
+
+  ~Kernel() {
+    if (allocator_ != nullptr) api_.call<void>(kReleaseAllocator, allocator_);
+  }
+
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  void compute(void* context) const {
+    const void* value = nullptr;
+    api_.check(kGetInput, static_cast<const void*>(context), size_t{kActivations}, &value);
+    const Tensor input = api_.tensor(value);
+    const int64_t width = input.shape.empty() ? 0 : input.shape.back();
+    require(input.element == kFloat && width == static_cast<int64_t>(weights_.inputs),
+            "A has the shape " + shown(input.shape) + ", its last size must be K = " + std::to_string(weights_.inputs));
+    std::vector<int64_t> shape = input.shape;
+    shape.back() = static_cast<int64_t>(weights_.outputs);
+    size_t count = 1;
+    for (size_t i = 0; i + 1 < shape.size(); i++) count *= static_cast<size_t>(shape[i]);
+    void* output = nullptr;
+    api_.check(kGetOutput, context, size_t{0}, static_cast<const int64_t*>(shape.data()), shape.size(), &output);
+    if (count == 0) return;
+    void* written = nullptr;
+    api_.check(kGetTensorMutableData, output, &written);
+
+    const size_t padded = weights_.padded(), blocks = weights_.blocks;
+    const size_t row_bytes = padded + blocks * (sizeof(float) + sizeof(int32_t));
+    require(count <= std::numeric_limits<size_t>::max() / row_bytes, "A has too many rows: " + shown(input.shape));
+    const Scratch scratch(api_, allocator_, count * row_bytes);
+    auto* scales = static_cast<float*>(scratch.data);
+    auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
+    const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, padded, blocks};
+    run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count,
+                  static_cast<float*>(written)});
+  }
+
+  Status* status_of_compute(void* context) const {
+    return api_.status_of([&] { compute(context); });
+  }
+
+ private:
+  // Memory of onnxruntime's arena, which keeps it for the next node.
+  struct Scratch {
+    Scratch(const Api& api, void* allocator, size_t bytes) : api(api), allocator(allocator) {
+      api.check(kAllocatorAlloc, allocator, bytes, &data);
+    }
+    ~Scratch() { api.call<Status*>(kAllocatorFree, allocator, data); }
+    const Api& api;
+    void* allocator;
+    void* data = nullptr;
+  };
+
+  // A product in pieces: each is some rows times some bands of outputs.
+  struct Pieces {
+    Product product;
+    size_t rows, bands;      // of a piece
+    size_t across;           // pieces of one group of rows
+  };
+
+  int64_t size(const void* info, const char* name) const {
+    const int64_t value = api_.attribute(info, name);
+    require(value > 0 && value <= kMostSize,
+            std::string(name) + " is " + std::to_string(value) + ", it must be 1 to " + std::to_string(kMostSize));
+    return value;
+  }
+
+  bool is_set(const void* info, const char* name) const {
+    int64_t value = 0;
+    void* status = api_.call<Status*>(kGetIntegerAttribute, info, name, &value);
+    if (status != nullptr) api_.call<void>(kReleaseStatus, status);
+    return status == nullptr && value != 0;
+  }
+
+  bool has_input(const void* info, Input input) const {
+    size_t count = 0, letters = 0;  // with the null at the end
+    api_.check(kGetInputCount, info, &count);
+    if (static_cast<size_t>(input) >= count) return false;
+    api_.check(kGetInputName, info, static_cast<size_t>(input), static_cast<char*>(nullptr), &letters);
+    return letters > 1;
+  }
+
+  // An input that the graph holds, whose data stays while the session is open; without data where it is absent.
+  Tensor constant(const void* info, Input input, const std::string& name, std::initializer_list<int> elements,
+                  const std::vector<int64_t>& expected) const {
+    if (!has_input(info, input)) return {};
+    int is_constant = 0;
+    const void* value = nullptr;
+    api_.check(kGetConstantInput, info, static_cast<size_t>(input), &is_constant, &value);
+    require(is_constant && value, name + " must be a constant of the graph");
+    Tensor tensor = api_.tensor(value);
+    require(std::count(elements.begin(), elements.end(), tensor.element) == 1,
+            name + " has numbers of the type " + std::to_string(tensor.element));
+    require(tensor.shape == expected,
+            name + " has the shape " + shown(tensor.shape) + ", the attributes ask for " + shown(expected));
+    return tensor;
+  }
+
+  void run(void* context, const Product& product) const {
+    const size_t bands = weights_.bands(), count = product.count;
+    Pieces pieces{product, std::max<size_t>(1, kPieceInputs / weights_.inputs), bands, 1};
+    if (count <= pieces.rows) {
+      product.quantise(0, count);
+    } else {
+      parallel(context, (count + pieces.rows - 1) / pieces.rows, pieces, [](void* given, size_t index) {
+        const Pieces& all = *static_cast<const Pieces*>(given);
+        all.product.quantise(index * all.rows, std::min((index + 1) * all.rows, all.product.count));
+      });
+    }
+    pieces.rows = std::min(count, kPieceRows);
+    pieces.bands = std::max<size_t>(1, kPieceBytes / (weights_.band_bytes() * std::min(count, kPieceRows)));
+    pieces.across = (bands + pieces.bands - 1) / pieces.bands;
+    const size_t down = (count + pieces.rows - 1) / pieces.rows;
+    parallel(context, pieces.across * down, pieces, [](void* given, size_t index) {
+      const Pieces& all = *static_cast<const Pieces*>(given);
+      const Product& product = all.product;
+      const size_t first = index / all.across * all.rows, band = index % all.across * all.bands;
+      for (size_t each = band; each < std::min(band + all.bands, product.weights->bands()); each++)
+        product.multiply(each, first, std::min(first + all.rows, product.count));
+    });
+  }
+
+  void parallel(void* context, size_t total, Pieces& pieces, void (*run_one)(void*, size_t)) const {
+    api_.check(kParallelFor, static_cast<const void*>(context), run_one, total, size_t{0},
+               static_cast<void*>(&pieces));
+  }
+
+  Api api_;
+  Weights weights_;
+  void* allocator_ = nullptr;
+};
+
+Status* create_product(const CustomOp*, const void* table, const void* info, void** kernel) {
+  const Api api(table);
+  return api.status_of([&] { *kernel = new Kernel(api, info); });
+}
+
+struct ProductOp : CustomOp {
+  ProductOp() {
+    create_with_status = create_product;
+    name = [](const CustomOp*) { return "Product"; };
+    provider = [](const CustomOp*) -> const char* { return "CPUExecutionProvider"; };
+    input_count = [](const CustomOp*) { return size_t{kInputs}; };
+    input_type = [](const CustomOp*, size_t index) -> int {
+      if (index == kScales) return kUndefined;  // any, which the kernel checks
+      return index == kOrder ? kInt32 : index == kValues || index == kZeros ? kUInt8 : kFloat;
+    };
+    input_presence = [](const CustomOp*, size_t index) -> int { return index < kZeros ? kRequired : kOptional; };
+    input_memory = [](const CustomOp*, size_t) { return 0; };
+    output_count = [](const CustomOp*) { return size_t{1}; };
+    output_type = [](const CustomOp*, size_t) -> int { return kFloat; };
+    output_presence = [](const CustomOp*, size_t) -> int { return kRequired; };
+    first_version = [](const CustomOp*) { return 1; };
+    last_version = [](const CustomOp*) { return std::numeric_limits<int>::max(); };
+    compute_with_status = [](void* kernel, void* context) {
+      return static_cast<const Kernel*>(kernel)->status_of_compute(context);
+    };
+    destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  }
+};
+
+}  // namespace
+}  // namespace edgekit
+
+extern "C" {
+
+// Takes the fastest path that this processor has, or the named one for tests; returns its name, null if it has none.
+__attribute__((visibility("default"))) const char* edgekit_kernels_path(const char* name) {
+  const edgekit::Path* path = edgekit::path_named(name);
+  if (path == nullptr) return nullptr;
+  edgekit::chosen = path;
+  return path->name;
+}
+
+struct OrtApiBase {
+  const void* (*api)(uint32_t version);
+  const char* (*version)();
+};
+
+__attribute__((visibility("default"))) edgekit::Status* RegisterCustomOps(void* options, const OrtApiBase* base) {
+  using namespace edgekit;
+  static const ProductOp product;
+  static void* domain = nullptr;  // one for all sessions, which only read it
+  static std::mutex mutex;
+  const Api api(base->api(kApiVersion));
+  return api.status_of([&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (domain == nullptr) {
+      api.check(kCreateCustomOpDomain, "edgekit", &domain);
+      api.check(kAddToDomain, domain, static_cast<const CustomOp*>(&product));
+    }
+    api.check(kAddCustomOpDomain, options, domain);
+  });
+}
+}

@@ -1,0 +1,417 @@
+#include "product.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace edgekit {
+namespace {
+
+constexpr size_t kCached = 1024;       // inputs that are multiplied at once: their weights stay in the first cache
+constexpr int kAhead = 8192;             // bytes: weights come from memory, at least 5 ns a line
+constexpr float kLeast = 1e-36f;       // a block of smaller activations is zero, since 127 / kLeast must be finite
+constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to whole numbers, to even ones at halves
+
+INLINE int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Plain code, which the compiler turns into the instructions of each path: the same operations and so the same bits.
+template <int kBlock>
+INLINE void quantise_block(const float* from, int8_t* to, float* scale, int32_t* mend, int32_t factor) {
+  int32_t most_bits = 0;  // the bits of positive floats have their order, and those of NaN are above all
+  for (int i = 0; i < kBlock; i++) most_bits = std::max(most_bits, bits_of(from[i]) & 0x7fffffff);
+  float most;
+  std::memcpy(&most, &most_bits, sizeof most);
+  const bool counts = most >= kLeast, is_finite = most <= std::numeric_limits<float>::max();
+  const float inverse = counts ? 127.f / most : 0.f;
+  int32_t whole[kBlock], total = 0;
+  for (int i = 0; i < kBlock; i++) whole[i] = bits_of(from[i] * inverse + kRounding) - bits_of(kRounding);
+  for (int i = 0; i < kBlock; i++) to[i] = static_cast<int8_t>(whole[i]);
+  for (int i = 0; i < kBlock; i++) total += whole[i];
+  *scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? most / 127.f : 0.f;
+  *mend = factor * total;
+}
+
+template <int kBlock>
+INLINE void quantise_blocks(const float* from, size_t inputs, const Rows& to, int32_t factor) {
+  const size_t full = inputs / kBlock;
+  for (size_t at = 0; at < full; at++)
+    quantise_block<kBlock>(from + at * kBlock, to.values + at * kBlock, to.scales + at, to.mends + at, factor);
+  if (full == to.blocks) return;
+  float last[kBlock] = {};
+  std::copy(from + full * kBlock, from + inputs, last);
+  quantise_block<kBlock>(last, to.values + full * kBlock, to.scales + full, to.mends + full, factor);
+}
+
+INLINE void quantise_row(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  if (block == 16) quantise_blocks<16>(from, inputs, to, factor);
+  if (block == 32) quantise_blocks<32>(from, inputs, to, factor);
+  if (block == 64) quantise_blocks<64>(from, inputs, to, factor);
+  if (block == 128) quantise_blocks<128>(from, inputs, to, factor);
+}
+
+void quantise_plain(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
+}
+
+INLINE float scale_plain(const Part& part, size_t place) {
+  if (!part.halves) return static_cast<const float*>(part.scales)[place];
+  const uint32_t half = static_cast<const uint16_t*>(part.scales)[place];
+  const uint32_t bits = (half & 0x8000) << 16 | (half & 0x7fff) << 13;
+  float small;  // 2^112 times too small, since exponents begin elsewhere
+  std::memcpy(&small, &bits, sizeof small);
+  return small * 0x1p112f;
+}
+
+template <bool kNibbles>
+void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
+  for (size_t m = 0; m < count; m++, out += stride) {
+    float sum[kWide];
+    for (int c = 0; c < kWide; c++) sum[c] = begins ? 0.f : out[c];
+    const uint8_t* from = part.values;
+    for (int at = 0; at < part.blocks; at++) {
+      const int8_t* q = rows.values + m * rows.inputs + at * part.block;
+      int32_t whole[kWide] = {};
+      for (int i = 0; i < part.block; i += 4) {
+        const bool is_high = kNibbles && i % 8;
+        for (int c = 0; c < kWide; c++)
+          for (int b = 0; b < 4; b++) {
+            const uint8_t byte = from[c * 4 + b];
+            whole[c] += q[i + b] * (kNibbles ? (is_high ? byte >> 4 : byte & 15) : byte);
+          }
+        if (!kNibbles || is_high) from += kWide * 4;
+      }
+      const float scale = rows.scales[m * rows.blocks + at];
+      const int32_t mend = rows.mends[m * rows.blocks + at];
+      for (int c = 0; c < kWide; c++) {
+        const int32_t exact = whole[c] + mend * (part.zeros ? part.zeros[at * kWide + c] : 1);
+        sum[c] = std::fma(static_cast<float>(exact) * scale_plain(part, at * kWide + c), scale, sum[c]);
+      }
+    }
+    std::copy(sum, sum + kWide, out);
+  }
+}
+
+constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>};
+
+#if defined(__x86_64__)
+
+AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
+}
+
+AVX2 INLINE __m256i four_avx2(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+
+AVX2 INLINE __m256 scale_avx2(const Part& part, size_t place) {
+  if (!part.halves) return _mm256_loadu_ps(static_cast<const float*>(part.scales) + place);
+  const uint16_t* halves = static_cast<const uint16_t*>(part.scales) + place;
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
+// AVX-VNNI's form of the instruction, for which compilers want a target of its own.
+AVX2 INLINE __m256i dot_avx2(__m256i sum, __m256i weights, __m256i rows) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(rows));
+  return sum;
+}
+
+AVX2 INLINE __m256i load_avx2(const uint8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// Adds a block's products of R rows and C times 8 outputs in whole numbers; `q` is the first row, `row` their distance.
+// Without AVX-VNNI (kDot), pairs are added in 16 bits: these hold them for 32 inputs of 4-bit weights, and of 8-bit
+// weights, less 128, for each alone.
+template <int R, int C, bool kNibbles, bool kDot>
+AVX2 INLINE void block_avx2(const uint8_t* from, const int8_t* q, size_t row, int block, __m256i (&whole)[R][C]) {
+  constexpr int step = kWide * 4;
+  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), half = _mm256_set1_epi8(-128);
+  __m256i pairs[R][C] = {};
+  for (int j = 0; j < block; j += 8, from += kNibbles ? step : 2 * step) {
+    __m256i first[C], second[C];
+    for (int c = 0; c < C; c++) {
+      const __m256i read = load_avx2(from + c * 32);
+      first[c] = kNibbles ? _mm256_and_si256(read, low) : read;
+      second[c] = kNibbles ? _mm256_and_si256(_mm256_srli_epi16(read, 4), low) : load_avx2(from + step + c * 32);
+    }
+    for (int m = 0; m < R; m++) {
+      const __m256i four = four_avx2(q + m * row + j), next = four_avx2(q + m * row + j + 4);
+      for (int c = 0; c < C; c++) {
+        if constexpr (kDot) {
+          whole[m][c] = dot_avx2(dot_avx2(whole[m][c], first[c], four), second[c], next);
+        } else if constexpr (kNibbles) {
+          pairs[m][c] = _mm256_add_epi16(pairs[m][c], _mm256_maddubs_epi16(first[c], four));
+          pairs[m][c] = _mm256_add_epi16(pairs[m][c], _mm256_maddubs_epi16(second[c], next));
+        } else {
+          for (const auto& [weights, inputs] : {std::pair{first[c], four}, std::pair{second[c], next}}) {
+            const __m256i less = _mm256_xor_si256(weights, half);
+            const __m256i both = _mm256_maddubs_epi16(_mm256_abs_epi8(less), _mm256_sign_epi8(inputs, less));
+            whole[m][c] = _mm256_add_epi32(whole[m][c], _mm256_madd_epi16(both, ones));
+          }
+        }
+      }
+    }
+    if (kDot || !kNibbles || ((j + 8) % 32 && j + 8 < block)) continue;
+    for (int m = 0; m < R; m++)
+      for (int c = 0; c < C; c++) {
+        whole[m][c] = _mm256_add_epi32(whole[m][c], _mm256_madd_epi16(pairs[m][c], ones));
+        pairs[m][c] = _mm256_setzero_si256();
+      }
+  }
+}
+
+template <int R, bool kNibbles, bool kDot>
+AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
+  constexpr int eights = kWide / 8, together = kDot ? 2 : 1;  // registers of 8 outputs
+  constexpr bool is_less = !kNibbles && !kDot;                // weights are multiplied less 128
+  __m256 sum[R][eights];
+  for (int m = 0; m < R; m++)
+    for (int c = 0; c < eights; c++)
+      sum[m][c] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + m * stride + c * 8);
+  for (int at = 0; at < part.blocks; at++) {
+    const uint8_t* from = part.values + static_cast<size_t>(at) * part.block * kWide / (kNibbles ? 2 : 1);
+    const int8_t* q = rows.values + static_cast<size_t>(at) * part.block;
+    for (int c = 0; c < eights; c += together) {
+      __m256i whole[R][together] = {};
+      block_avx2<R, together, kNibbles, kDot>(from + c * 32, q, rows.inputs, part.block, whole);
+      for (int i = 0; i < together; i++) {
+        const size_t place = at * kWide + (c + i) * 8;
+        const __m256 scale = scale_avx2(part, place);
+        for (int m = 0; m < R; m++) {
+          __m256i mend = _mm256_set1_epi32(rows.mends[m * rows.blocks + at]);
+          if (part.zeros) {
+            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.zeros + place));
+            const __m256i zeros = _mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_set1_epi32(is_less ? 128 : 0));
+            mend = _mm256_mullo_epi32(mend, zeros);
+          } else if (is_less) {
+            mend = _mm256_setzero_si256();
+          }
+          const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(whole[m][i], mend));
+          const __m256 row_scale = _mm256_set1_ps(rows.scales[m * rows.blocks + at]);
+          sum[m][c + i] = _mm256_fmadd_ps(_mm256_mul_ps(exact, scale), row_scale, sum[m][c + i]);
+        }
+      }
+    }
+  }
+  for (int m = 0; m < R; m++)
+    for (int c = 0; c < eights; c++) _mm256_storeu_ps(out + m * stride + c * 8, sum[m][c]);
+}
+
+VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
+  quantise_row(from, inputs, block, to, factor);
+}
+
+VNNI INLINE __m512i four_vnni(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+VNNI INLINE __m512 scale_vnni(const Part& part, size_t place) {
+  if (!part.halves) return _mm512_loadu_ps(static_cast<const float*>(part.scales) + place);
+  const uint16_t* halves = static_cast<const uint16_t*>(part.scales) + place;
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+}
+
+// Whole numbers with which a block's sum begins: minus zero point times the sum of the activations.
+VNNI INLINE __m512i start_vnni(const Part& part, int at, int half, int32_t mend) {
+  if (!part.zeros) return _mm512_set1_epi32(mend);
+  const uint8_t* zeros = part.zeros + at * kWide + half * 16;
+  const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
+  return _mm512_mullo_epi32(zero, _mm512_set1_epi32(mend));
+}
+
+// Two registers of 16 outputs. Few rows add each step's two halves apart, as one chain would wait for itself.
+template <int R, bool kNibbles>
+VNNI void tile_vnni(const Part& part, const Rows& rows, float* out, size_t stride, bool begins) {
+  constexpr int chains = R <= 2 ? 2 : 1;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 sum[R][2];
+  for (int m = 0; m < R; m++)
+    for (int half = 0; half < 2; half++)
+      sum[m][half] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride + half * 16);
+  const uint8_t* from = part.values;
+  const int8_t* q = rows.values;
+  for (int at = 0; at < part.blocks; at++) {
+    __m512i whole[chains][R][2];
+    for (int m = 0; m < R; m++)
+      for (int half = 0; half < 2; half++) {
+        whole[chains - 1][m][half] = _mm512_setzero_si512();
+        whole[0][m][half] = start_vnni(part, at, half, rows.mends[m * rows.blocks + at]);
+      }
+    for (int i = 0; i < part.block; i += 8, q += 8) {
+      for (int line = 0; line < (kNibbles ? 2 : 4); line++)
+        _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead + line * 64, _MM_HINT_T0);
+      __m512i step[2][2];  // of 4 inputs each, halves of the outputs
+      if constexpr (kNibbles) {
+        for (int half = 0; half < 2; half++) {
+          const __m512i both = _mm512_loadu_si512(from + half * 64);
+          step[0][half] = _mm512_and_si512(both, low);
+          step[1][half] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+        from += 128;
+      } else {
+        for (int part_of = 0; part_of < 4; part_of++)
+          step[part_of / 2][part_of % 2] = _mm512_loadu_si512(from + part_of * 64);
+        from += 256;
+      }
+#pragma GCC unroll 6
+      for (int m = 0; m < R; m++)
+#pragma GCC unroll 2
+        for (int s = 0; s < 2; s++) {
+          const __m512i four = four_vnni(q + m * rows.inputs + s * 4);
+          __m512i* to = whole[s % chains][m];
+          to[0] = _mm512_dpbusd_epi32(to[0], step[s][0], four);
+          to[1] = _mm512_dpbusd_epi32(to[1], step[s][1], four);
+        }
+    }
+    for (int half = 0; half < 2; half++) {
+      const __m512 scale = scale_vnni(part, at * kWide + half * 16);
+      for (int m = 0; m < R; m++) {
+        __m512i exact = whole[0][m][half];
+        if (chains == 2) exact = _mm512_add_epi32(exact, whole[1][m][half]);
+        const __m512 row_scale = _mm512_set1_ps(rows.scales[m * rows.blocks + at]);
+        sum[m][half] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale), row_scale, sum[m][half]);
+      }
+    }
+  }
+  for (int m = 0; m < R; m++)
+    for (int half = 0; half < 2; half++) _mm512_storeu_ps(out + m * stride + half * 16, sum[m][half]);
+}
+
+using Tile = void (*)(const Part&, const Rows&, float*, size_t, bool);
+template <bool kNibbles, bool kDot>
+constexpr Tile kAvx2Tiles[] = {
+    tile_avx2<1, kNibbles, kDot>, tile_avx2<2, kNibbles, kDot>, tile_avx2<3, kNibbles, kDot>,
+    tile_avx2<4, kNibbles, kDot>, tile_avx2<5, kNibbles, kDot>, tile_avx2<6, kNibbles, kDot>};
+template <bool kNibbles>
+constexpr Tile kVnniTiles[] = {tile_vnni<1, kNibbles>, tile_vnni<2, kNibbles>, tile_vnni<3, kNibbles>,
+                               tile_vnni<4, kNibbles>, tile_vnni<5, kNibbles>, tile_vnni<6, kNibbles>};
+
+// Rows in tiles of nearly equal height, no higher than the registers of a path allow.
+template <const Tile* kTiles, size_t kMost>
+void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
+  size_t done = 0;
+  for (size_t tiles = (count + kMost - 1) / kMost; tiles; tiles--) {
+    const size_t height = (count - done + tiles - 1) / tiles;
+    kTiles[height - 1](part, rows.from(done, 0, 0), out + done * stride, stride, begins);
+    done += height;
+  }
+}
+
+constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>, 6>,
+                        multiply_tiles<kAvx2Tiles<false, false>, 6>};
+constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>, 5>,
+                           multiply_tiles<kAvx2Tiles<false, true>, 5>};
+constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>, 6>,
+                        multiply_tiles<kVnniTiles<false>, 6>};
+
+bool has(const Path& path) {
+  __builtin_cpu_init();
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (&path == &kVnni)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (&path == &kAvxVnni) return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
+  return &path == &kPlain || avx2;
+}
+constexpr const Path* kPaths[] = {&kVnni, &kAvxVnni, &kAvx2, &kPlain};
+#else
+bool has(const Path&) { return true; }
+constexpr const Path* kPaths[] = {&kPlain};
+#endif
+
+}  // namespace
+
+const Path* path_named(const char* name) {
+  for (const Path* path : kPaths)
+    if (has(*path) && (*name == 0 || std::strcmp(name, path->name) == 0)) return path;
+  return nullptr;
+}
+
+void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weights& made) {
+  made.own_values.assign(made.bands() * made.band_bytes(), 0);
+  made.own_scales.assign(made.bands() * made.blocks * kWide, 0.f);
+  if (zeros) made.own_zeros.assign(made.own_scales.size(), 0);
+  const size_t row_bytes = made.padded() * made.bits / 8, zero_bytes = (made.blocks * made.bits + 7) / 8;
+  for (size_t n = 0; n < made.outputs; n++) {
+    const size_t column = n % kWide, band = n / kWide;
+    const uint8_t* from = values + n * row_bytes;
+    uint8_t* to = made.own_values.data() + band * made.band_bytes() + column * 4;
+    if (made.bits == 8) {
+      for (size_t k = 0; k < made.padded(); k += 4, to += kWide * 4) std::memcpy(to, from + k, 4);
+    } else {  // neighbours share a byte in the graph; here an input shares one with the fourth after it
+      for (size_t k = 0; k < made.padded(); k += 8, from += 4, to += kWide * 4)
+        for (int b = 0; b < 4; b++) {
+          const int shift = b % 2 * 4;
+          to[b] = static_cast<uint8_t>((from[b / 2] >> shift & 15) | (from[2 + b / 2] >> shift & 15) << 4);
+        }
+    }
+    for (size_t at = 0; at < made.blocks; at++) {
+      const size_t place = (band * made.blocks + at) * kWide + column;
+      made.own_scales[place] = scales[n * made.blocks + at];
+      if (!zeros) continue;
+      const uint8_t* row = zeros + n * zero_bytes;
+      made.own_zeros[place] = made.bits == 8 ? row[at] : row[at / 2] >> (at % 2 * 4) & 15;
+    }
+  }
+  made.values = made.own_values.data();
+  made.scales = made.own_scales.data();
+  if (zeros) made.zeros = made.own_zeros.data();
+}
+
+void Product::quantise(size_t first, size_t last) const {
+  const int32_t factor = !weights->zeros ? -(1 << (weights->bits - 1)) : -1;
+  for (size_t row = first; row < last; row++)
+    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0), factor);
+}
+
+void Product::multiply(size_t band, size_t first, size_t last) const {
+  const Weights& w = *weights;
+  const size_t count = last - first, left = std::min<size_t>(kWide, w.outputs - band * kWide);
+  float* out = output + first * w.outputs + band * kWide;
+  size_t stride = w.outputs;
+  float aside[kPieceRows * kWide];  // for a band that is not full, which is computed beside the output
+  if (left < kWide) {
+    out = aside;
+    stride = kWide;
+  }
+  const uint8_t* values = w.values + band * w.band_bytes();
+  const size_t place = band * w.blocks * kWide;
+  const size_t most = kCached / w.block, scale_bytes = w.halves ? sizeof(uint16_t) : sizeof(float);
+  const auto* scales = static_cast<const uint8_t*>(w.scales);
+  for (size_t at = 0; at < w.blocks; at += most) {
+    const Part part = {values + at * w.block * kWide * w.bits / 8,
+                       scales + (place + at * kWide) * scale_bytes,
+                       w.halves,
+                       w.zeros ? w.zeros + place + at * kWide : nullptr,
+                       static_cast<int>(std::min(most, w.blocks - at)),
+                       w.block};
+    (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
+  }
+  if (!w.bias.empty())
+    for (size_t m = 0; m < count; m++)
+      for (size_t c = 0; c < left; c++) out[m * stride + c] += w.bias[band * kWide + c];
+  for (size_t m = 0; m < count && left < kWide; m++)
+    std::copy(out + m * kWide, out + m * kWide + left, output + (first + m) * w.outputs + band * kWide);
+}
+
+}  // namespace edgekit

@@ -1,0 +1,136 @@
+"""Writes graphs whose products hold their weights in the order in which edgekit's kernels read them.
+
+They are made once, from the audited graphs, and kept in the cache of packed weights, from which sessions and processes
+map the same pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.common.files import write_file
+from edgekit_onnx.audit import CheckedGraph
+from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation
+from edgekit_onnx.float16_kv import BITS as HALF_BITS
+from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
+from edgekit_onnx.product_kernels import PRODUCT, with_products
+
+ORDER = "products of edgekit, 2"  # raise it with every change of the order of bytes
+_BAND = 32  # outputs that kernels compute together
+_PIECE_BYTES = 4 << 20
+
+
+def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> None:
+    """Write each graph into `folder`, and the weights of all into one data file there.
+
+    For an artifact with a cache of 16 bits, two graphs are written: one for a cache of 32 bits, one for 16.
+    """
+    with DataFile(folder) as target:
+        weights = _Weights(np.memmap(files / DATA_FILE, np.uint8, "r"), target)
+        for graph in graphs:
+            data = weights.moved(with_products(with_floats(graph.data) if kv_bits == HALF_BITS else graph.data))
+            write_file(folder / f"{graph.name}.onnx", data)
+            if kv_bits == HALF_BITS:
+                write_file(folder / halves_of(graph.name), with_halves(data))
+
+
+def packed_values(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return values [outputs, blocks, bytes] as [bands of outputs, bytes]: for every 4 inputs, those of each output.
+
+    Of 4-bit values, the next 4 inputs are in the high halves of the same bytes.
+    """
+    banded = _in_bands(stored.reshape(len(stored), -1))
+    if bits == 4:
+        pairs = banded.reshape(*banded.shape[:2], -1, 4)
+        eight = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:3], 8)
+        banded = eight[..., :4] | eight[..., 4:] << 4
+    steps = banded.reshape(*banded.shape[:2], -1, 4)
+    return np.ascontiguousarray(steps.transpose(0, 2, 1, 3)).reshape(len(steps), -1)
+
+
+def packed_scales(stored: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return scales [outputs, blocks] as [bands of outputs, blocks, outputs of a band]."""
+    return np.ascontiguousarray(_in_bands(stored).transpose(0, 2, 1))
+
+
+def _in_bands(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return rows as [bands, rows of a band, columns]; zeros fill the last band."""
+    padded = np.pad(rows, ((0, -len(rows) % _BAND), (0, 0)))
+    return padded.reshape(-1, _BAND, rows.shape[1])
+
+
+class _Weights:
+    """The data file of an artifact, and the one of packed graphs, where each piece is written once."""
+
+    def __init__(self, source: NDArray[np.uint8], target: DataFile) -> None:
+        self._source, self._target = source, target
+        self._written: dict[str, DataLocation] = {}
+
+    def moved(self, data: bytes) -> bytes:
+        """Return a graph whose initializers are in the new data file, those of products in the order of kernels."""
+        import onnx
+        from onnx import helper
+
+        model = onnx.ModelProto.FromString(data)
+        graph, added = model.graph, []
+        stored = {tensor.name: tensor for tensor in graph.initializer if tensor.external_data}
+        for node in graph.node:
+            if node.op_type != PRODUCT or not {*node.input[1:3]} <= {*stored}:
+                continue
+            bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
+            node.attribute.append(helper.make_attribute("packed", 1))
+            for index in (1, 2):
+                tensor = onnx.TensorProto.FromString(stored[node.input[index]].SerializeToString())
+                node.input[index] = tensor.name = f"{tensor.name}.packed"
+                self._write_values(tensor, bits) if index == 1 else self._write_scales(tensor)
+                added.append(tensor)
+        read = {name for node in graph.node for name in node.input}
+        kept = [tensor for tensor in graph.initializer if tensor.name in read]
+        for tensor in kept:
+            if tensor.external_data:
+                self._write(tensor, "as it is", lambda rows: rows, self._rows(tensor).size)
+        every = {tensor.name: tensor.SerializeToString() for tensor in (*kept, *added)}
+        del graph.initializer[:]
+        graph.initializer.extend(onnx.TensorProto.FromString(tensor) for tensor in every.values())
+        changed: bytes = model.SerializeToString()
+        return changed
+
+    def _write_values(self, tensor: Any, bits: int) -> None:
+        rows, bands = self._rows(tensor), -(-tensor.dims[0] // _BAND)
+        self._write(tensor, f"{bits} bits", lambda piece: packed_values(piece, bits), bands * _BAND * rows.shape[1])
+        tensor.dims[:] = (bands, _BAND * rows.shape[1])
+
+    def _write_scales(self, tensor: Any) -> None:
+        """Write scales in 16 bits where these hold them, as they hold those that edgekit makes."""
+        scales, bands = self._rows(tensor).view(np.float32), -(-tensor.dims[0] // _BAND)
+        with np.errstate(over="ignore"):
+            kind = np.float16 if np.array_equal(scales, scales.astype(np.float16)) else np.float32
+        length = bands * _BAND * scales.shape[1] * np.dtype(kind).itemsize
+
+        def packed(piece: NDArray[np.uint8]) -> NDArray[Any]:
+            return packed_scales(piece.view(np.float32)).astype(kind)
+
+        self._write(tensor, f"scales {scales.shape[1]}", packed, length)
+        tensor.dims[:] = (bands, scales.shape[1], _BAND)
+        tensor.data_type = tensor.FLOAT16 if kind == np.float16 else tensor.FLOAT
+
+    def _rows(self, tensor: Any) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor, a row for each index of its first size."""
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        start = int(place["offset"])
+        return self._source[start : start + int(place["length"])].reshape(tensor.dims[0], -1)
+
+    def _write(self, tensor: Any, order: str, change: Callable[[NDArray[np.uint8]], NDArray[Any]], size: int) -> None:
+        """Write the tensor's bytes as `change` gives them, in pieces of whole bands, unless they are written."""
+        entries, rows = {entry.key: entry for entry in tensor.external_data}, self._rows(tensor)
+        key = f"{entries['offset'].value} {rows.shape} {order}"
+        if key not in self._written:
+            step = max(1, _PIECE_BYTES // (rows.shape[1] * _BAND)) * _BAND
+            pieces = (np.ascontiguousarray(rows[start : start + step]) for start in range(0, len(rows), step))
+            self._written[key] = self._target.add(map(change, pieces), size)
+        entries["offset"].value, entries["length"].value = map(str, self._written[key])
