@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteText, Option, one_of
 from edgekit.runtime.memory.admission import OnPressure
-from edgekit.runtime.speculation.draft_method import DrafterFactory
+from edgekit.runtime.speculation.controller import DrafterFactory
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result", covariant=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgekit.errors import ContextExceeded, InvalidOption, InvalidPrompt, quote_short
+from edgekit.errors import ContextExceeded, InvalidOption, InvalidPrompt
 from edgekit.runtime.generation.chat_template import ChatTemplate, Message
 from edgekit.runtime.generation.tokenizer import SHORTEN, Codec, text_bytes
 
 if TYPE_CHECKING:
     from edgekit.runtime.request import RequestLimits
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
@@ -60,28 +57,11 @@ def encode_prompt(
         return given, given if are_known else []  # `Request` refuses unknown tokens
     if any(not isinstance(message, Mapping) for message in prompt):
         raise InvalidPrompt("a prompt is a text, a list of whole numbers (tokens) or a list of messages")
-    messages = [_with_text(message) for message in prompt if isinstance(message, Mapping)]
+    messages = template.readable([message for message in prompt if isinstance(message, Mapping)])
     text = template.render(
         messages, tools=tools, template_options=template_options, most_bytes=chat_bytes(limits.prompt_tokens)
     )
     return codec.encode(text, add_special_tokens=False, most=limits.prompt_tokens), []
-
-
-def _with_text(message: Message) -> Message:
-    """Return the message with its parts joined to one text, which templates expect."""
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise InvalidPrompt(f"role {quote_short(role)}: give one of {', '.join(_ROLES)}")
-    if not isinstance(content, list | tuple):
-        return message
-    for part in content:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") not in _TEXT_PARTS
-            or not isinstance(part.get("text"), str)
-        ):
-            raise InvalidPrompt(f"part {quote_short(part)}: this model reads text alone; give parts of type text")
-    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def chat_bytes(most: int) -> int:

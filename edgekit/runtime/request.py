@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.generation.sampling import Sampler
     from edgekit.runtime.generation.tokenizer import Detokeniser
     from edgekit.runtime.prefix_cache.tree import Reuse
-    from edgekit.runtime.speculation.draft_method import DrafterFactory
+    from edgekit.runtime.speculation.controller import DrafterFactory
 
 
 class Status(Enum):

@@ -35,7 +35,7 @@ from edgekit.runtime.prompts import Prompt, chat_bytes, check_messages, check_te
 from edgekit.runtime.reading import TextReading
 from edgekit.runtime.request import Request, RequestLimits, check_cache
 from edgekit.runtime.scheduler import Scheduler
-from edgekit.runtime.speculation.draft_method import DrafterFactory
+from edgekit.runtime.speculation.controller import DrafterFactory
 from edgekit.runtime.speculation.speculation import Speculation, SpeculationReport
 from edgekit.runtime.stream import Answer, Stream
 

@@ -11,9 +11,8 @@ from edgekit.contracts.engine import Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.methods.drafters.early_exit import EarlyExit
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.controller import SpeculationController
+from edgekit.runtime.speculation.controller import DrafterFactory, SpeculationController
 from edgekit.runtime.speculation.costs import Costs
-from edgekit.runtime.speculation.draft_method import DrafterFactory
 from edgekit.runtime.speculation.draft_model import DraftModel
 from edgekit.runtime.speculation.ngram import Corpus, Ngrams
 from edgekit.runtime.speculation.speculation import Speculation

@@ -21,7 +21,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.request import Request, RequestLimits
-from edgekit.runtime.speculation.draft_method import DrafterFactory
+from edgekit.runtime.speculation.controller import DrafterFactory
 
 VOCABULARY = 16
 DRAWS = 100_000

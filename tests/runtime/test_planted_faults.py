@@ -22,7 +22,7 @@ from edgekit.runtime.async_runtime import AsyncRuntime
 from edgekit.runtime.guard import CrashGuard
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.draft_method import DrafterFactory
+from edgekit.runtime.speculation.controller import DrafterFactory
 from edgekit.testing import FakeEngine, fake_artifact
 
 PROMPT = "the cat sat on the mat"

@@ -12,7 +12,7 @@ from speculating import SOURCES, draft_model
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import TargetFailed
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.draft_method import DrafterFactory
+from edgekit.runtime.speculation.controller import DrafterFactory
 from edgekit.testing import FakeEngine
 from edgekit.testing.drafting import Drafting, FixedLengthDrafting
 

@@ -25,6 +25,9 @@ MAX_MESSAGES = 10_000
 MAX_CHAT_BYTES = 32 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_READS_PARTS = ("is string", "is not string", "'type'", '"type"', ".type")  # in templates that join parts themselves
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -126,6 +129,12 @@ class ChatTemplate:
         """True where the template can render tools."""
         return "tools" in self._sources.get("tool_use", self._sources.get("default", ""))
 
+    def readable(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages with their parts of text joined, unless the template does that. Raises InvalidPrompt."""
+        source = self._source(has_tools=False)
+        reads_parts = any(sign in source for sign in _READS_PARTS)
+        return [_readable(message, source, reads_parts) for message in messages]
+
     def _source(self, has_tools: bool) -> str:
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
@@ -170,6 +179,22 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         checked.append(plain)
     return checked
+
+
+def _readable(message: Message, source: str, reads_parts: bool) -> Message:
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES and not any(f"{quote}{role}{quote}" in source for quote in "'\""):
+        raise InvalidPrompt(f"role {quote_short(role)}: is none of {', '.join(_ROLES)}, nor of the model's template")
+    if reads_parts or not isinstance(content, list | tuple):
+        return message
+    for part in content:
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") not in _TEXT_PARTS
+            or not isinstance(part.get("text"), str)
+        ):
+            raise InvalidPrompt(f"part {quote_short(part)}: this model reads only text; give parts of type text")
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

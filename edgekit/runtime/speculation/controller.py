@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.planner.memory import verified_rows
 
 if TYPE_CHECKING:
+    from edgekit.contracts.drafter import Drafter
     from edgekit.runtime.speculation.costs import Costs
     from edgekit.runtime.speculation.draft_method import DraftMethod, DraftRequest, Proposer
 
@@ -366,3 +367,19 @@ class AdaptingDrafter:
         self._controller.announce(stats, seconds)
         self._pending = offer, proposal
         return proposal
+
+
+class DrafterFactory(Protocol):
+    """Makes one drafter for each request. Making one must not use an engine."""
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a proposal."""
+
+    @property
+    def controller(self) -> SpeculationController | None:
+        """The controller of adaptive drafters; None: always draft, up to `tokens`."""
+
+    def start(self, request: DraftRequest) -> Drafter: ...
+
+    def close(self) -> None: ...

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from edgekit.artifact.artifact import Artifact
-    from edgekit.contracts.drafter import Drafter
     from edgekit.contracts.engine import Engine, State
     from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
     from edgekit.contracts.plan import Plan
     from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Sampler
     from edgekit.runtime.generation.tokenizer import Codec
-    from edgekit.runtime.speculation.controller import SpeculationController
     from edgekit.runtime.speculation.costs import Costs
     from edgekit.runtime.speculation.hidden_log import HiddenLog
 
@@ -79,22 +77,6 @@ class DraftTarget(NamedTuple):
     costs: Costs  # of its calls
     policy: KVEvictionPolicy
     kv_config: KVCacheConfig
-
-
-class DrafterFactory(Protocol):
-    """Makes one drafter for each request. Making one must not use an engine."""
-
-    @property
-    def tokens(self) -> int:
-        """The most tokens of a proposal."""
-
-    @property
-    def controller(self) -> SpeculationController | None:
-        """The controller of adaptive drafters; None: always draft, up to `tokens`."""
-
-    def start(self, request: DraftRequest) -> Drafter: ...
-
-    def close(self) -> None: ...
 
 
 class DraftSource(ABC):
