@@ -66,7 +66,7 @@ def command(
         edgekit.open(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
         kept_prefixes(runtime, answering.prefixes),
     ):
-        if runtime.artifact and runtime.artifact.plan.model.encoder:
+        if not runtime.engine.capabilities.generates:
             raise Unsupported(f"{model}: an encoder writes no text; `edgekit serve` and `Runtime.embed` use it")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")

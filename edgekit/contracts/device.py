@@ -167,7 +167,7 @@ class DeviceProfile(Frozen):
     fp16_tflops: SourcedNumber | None = None
     int8_tops: SourcedNumber | None = None
     cores: SourcedCount  # usable by one process
-    # With so many threads engines are fastest, e.g. one for each big core; None: one for each core.
+    # The fastest number of threads, e.g. one for each big core; None: one for each core.
     threads: Annotated[SourcedCount | None, Field(exclude_if=not_)] = None
     simd: tuple[Word, ...] = ()
     targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}

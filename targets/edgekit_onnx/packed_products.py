@@ -40,7 +40,7 @@ def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], fol
 
 
 def packed_values(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return values [outputs, blocks, bytes] as [bands of outputs, bytes]: for every 4 inputs, those of each output.
+    """Return values [outputs, blocks, bytes] as [bands of outputs, bytes]: 4 inputs of each output, then the next 4.
 
     Of 4-bit values, the next 4 inputs are in the high halves of the same bytes.
     """
@@ -72,7 +72,7 @@ class _Weights:
         self._written: dict[str, DataLocation] = {}
 
     def moved(self, data: bytes) -> bytes:
-        """Return a graph whose initializers are in the new data file, those of products in the order of kernels."""
+        """Return the graph with its weights in the new data file; products have them in the order of the kernels."""
         import onnx
         from onnx import helper
 

@@ -1,4 +1,4 @@
-"""The Python of docs/memory.md runs, and figures on pages are those of the stored results and scripts."""
+"""The Python of docs/memory.md runs, and figures on pages equal the stored results."""
 
 from __future__ import annotations
 

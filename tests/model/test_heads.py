@@ -230,7 +230,7 @@ def test_a_damaged_sealed_config_is_refused_assistant(tmp_path: Path) -> None:
         (sealed | {"text_config": [1]}, "text_config is missing"),
         (plain | {"draft_vocab_size": None}, "draft_vocab_size"),
         (plain | {"draft_vocab_size": 2**70}, "draft_vocab_size"),
-        (sealed, "is not part of a supported head"),  # the tensors are those of a published one
+        (sealed, "is not part of a supported head"),  # its tensors have the names of a published head
         (sealed | {"num_centroids": "20"}, "num_centroids '20' does not divide"),
         (sealed | {"text_config": text | {"num_kv_shared_layers": 9}}, "num_kv_shared_layers"),
     ]

@@ -1,8 +1,8 @@
 """Choose in each step which method drafts how many tokens: as many as pay, none where drafting does not pay.
 
 Plain decoding is the reference. A step that verifies drafted tokens generates the right ones and one more. It pays if
-it promises more tokens in a second than a plain step, by three measurements: what a step takes with so many tokens,
-how often each place of a proposal is right, and what drafting takes. A method that does not pay sleeps, longer every
+it promises more tokens a second than a plain step. Three measurements decide: the time of a step by its tokens, how
+often drafted tokens are right, and the time of drafting. A method that does not pay sleeps, longer every
 time, and is then tried again. All losses together stay within a budget, so that wrong estimates cost little.
 """
 
@@ -204,7 +204,7 @@ class SpeculationController:
         self._drafting_s += seconds
 
     def end(self, requests: int, computed: int, generated: int, seconds: float) -> None:
-        """Learn from a step of `requests` requests that computed and generated so many tokens in all."""
+        """Learn from a step. `computed` and `generated`: tokens of all its requests."""
         is_drafted = computed > requests
         self.times.add(requests, computed, seconds - self._drafting_s)
         plain_s = seconds

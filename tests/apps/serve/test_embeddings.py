@@ -1,4 +1,4 @@
-"""Embeddings and rankings over HTTP, as official clients ask for them: those of the Python API."""
+"""Embeddings and rankings over HTTP, as official clients ask for them; they equal those of the Python API."""
 
 from __future__ import annotations
 
