@@ -6,11 +6,10 @@ towards the token's value, and the token's query reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edgekit.model.parts import DeltaRule
-from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -20,32 +19,24 @@ UNIT_EPSILON = 1e-6  # added to the squared length of a query or key before norm
 
 
 def gated_delta_rule(
-    spec: ModelSpec,
     rule: DeltaRule,
     tensors: Mapping[str, torch.Tensor],
-    values: torch.Tensor,
-    linear: Callable[[str, torch.Tensor], torch.Tensor],
+    mixed: torch.Tensor,
+    decay: torch.Tensor,
+    strength: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the layer's output [batch, length, hidden], to be added to the residual stream."""
+    """Return the values [batch, length, head, value] that queries read; `mixed` are queries, keys and values."""
     import torch
     from torch.nn import functional
 
-    mixed, gate, strength, decay = (linear(f"linear_attn.in_proj_{part}", values) for part in ("qkv", "z", "b", "a"))
-    weight = tensors["linear_attn.conv1d.weight"]
-    shifted = functional.pad(mixed.transpose(1, 2), (rule.taps - 1, 0))
-    mixed = functional.silu(functional.conv1d(shifted, weight, groups=len(weight))).transpose(1, 2)
+    sizes = (rule.key_dim, rule.key_dim, rule.value_dim)
     parts = torch.split(mixed, [rule.keys, rule.keys, rule.values], -1)
-    q, k, v = (
-        part.reshape(*part.shape[:2], -1, size).transpose(1, 2) for part, size in zip(parts, _sizes(rule), strict=True)
-    )
+    q, k, v = (part.reshape(*part.shape[:2], -1, size).transpose(1, 2) for part, size in zip(parts, sizes, strict=True))
     groups = rule.value_heads // rule.key_heads
     q, k = (_unit(part).repeat_interleave(groups, 1) for part in (q, k))
     rate = functional.softplus(decay + tensors["linear_attn.dt_bias"])
     logs = (-tensors["linear_attn.A_log"].exp() * rate).transpose(1, 2)
-    read = delta_rule(q * rule.key_dim**-0.5, k, v, logs, strength.sigmoid().transpose(1, 2)).transpose(1, 2)
-    scale = torch.rsqrt(read.square().mean(-1, keepdim=True) + spec.norm_epsilon)
-    normed = (read * scale * tensors["linear_attn.norm.weight"]).flatten(2)
-    return linear("linear_attn.out_proj", normed * functional.silu(gate))
+    return delta_rule(q * rule.key_dim**-0.5, k, v, logs, strength.sigmoid().transpose(1, 2)).transpose(1, 2)
 
 
 def delta_rule(
@@ -72,10 +63,6 @@ def delta_rule(
         left = (total[..., -1:] - total).exp()[..., None]
         memory = memory * total[..., -1].exp()[..., None, None] + (ks * left).mT @ added
     return torch.cat(read, 2)
-
-
-def _sizes(rule: DeltaRule) -> tuple[int, int, int]:
-    return rule.key_dim, rule.key_dim, rule.value_dim
 
 
 def _unit(values: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The reference decoder: one layer at a time, in float32, for every family that is exported.
 
-Calibration runs it, exports are compared with it, and it defines the meaning of each field of a ModelSpec. It keeps no
-cache and no weights: a layer's tensors are read by name and dropped after the layer.
+Calibration runs it, and exports are compared with it. It keeps no cache and no weights: a layer's tensors are read by
+name and dropped after the layer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.model.parts import Experts, Layer, Rope
+from edgekit.model import decoder
+from edgekit.model.decoder import Part
+from edgekit.model.parts import DeltaRule, Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import gated_delta_rule
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     Angles = tuple[torch.Tensor, torch.Tensor]
     Tensors = Mapping[str, torch.Tensor]  # name within the layer, e.g. "self_attn.q_proj.weight"
     Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input or output
-    ApplyLinear = Callable[[str, torch.Tensor], torch.Tensor]  # the product of a linear, by its name within the layer
     Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # inputs [..., in] and weights [out, in]
 
 
@@ -39,7 +40,7 @@ def product(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def embed(spec: ModelSpec, rows: torch.Tensor) -> torch.Tensor:
     """Return hidden states from looked-up embedding rows [batch, length, hidden]."""
-    return _scaled(rows, spec.embedding_scale)
+    return rows if spec.embedding_scale == 1.0 else rows * spec.embedding_scale
 
 
 def layer_forward(
@@ -62,55 +63,31 @@ def layer_forward(
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
     `values` as a cache would hold them. `multiply` computes the products of linears.
     """
-
-    def linear(name: str, values: torch.Tensor) -> torch.Tensor:
-        observe(name, values)
-        outputs = multiply(values, tensors[f"{name}.weight"])
-        bias = tensors.get(f"{name}.bias")
-        outputs = outputs if bias is None else outputs + bias
-        observe_output(name, outputs)
-        return outputs
-
-    def norm(name: str | None, values: torch.Tensor) -> torch.Tensor:
-        return values if name is None else _norm(spec, tensors[f"{name}.weight"], values)
-
-    before_attention, after_attention, before_feed, after_feed = spec.layer_norms()
-    layer, values = spec.layers[index], norm(before_attention, hidden)
-    if layer.delta_rule:
-        mixed = gated_delta_rule(spec, layer.delta_rule, tensors, values, linear)
-    elif layer.conv_taps:
-        mixed = _convolution(layer.conv_taps, tensors, values, linear)
-    else:
-        angles = _angles(spec, layer, hidden, context_tokens or hidden.shape[1])
-        mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, side_inputs or SideInputs())
-    hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
-    values = norm(before_feed, hidden)
-    if layer.experts and spec.experts:
-        fed = _mixture(spec, spec.experts, tensors, values, linear)
-    else:
-        fed = _feed_forward(spec, values, linear)
-    hidden = hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
-    if spec.per_layer_input:
-        assert side_inputs is not None, "layers have inputs of their own"
-        gate = _activation(spec, linear("per_layer_input_gate", hidden))
-        mixed = linear("per_layer_projection", gate * side_inputs.input_of(index, spec.per_layer_input.size))
-        hidden = hidden + norm("post_per_layer_input_norm", mixed)
-    return hidden * tensors["layer_scalar"] if spec.layer_scalars else hidden
+    ops = TorchOps(
+        spec,
+        tensors,
+        index,
+        observe=observe,
+        observe_output=observe_output,
+        observe_cache=observe_cache,
+        side_inputs=side_inputs or SideInputs(),
+        context_tokens=context_tokens or hidden.shape[1],
+        multiply=multiply,
+    )
+    after, delta = decoder.layer(spec, index, ops, hidden)
+    return after if delta is None else after + delta
 
 
 def head(spec: ModelSpec, norm: torch.Tensor, matrix: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Return logits from the last layer's hidden states; `matrix` may be some rows of the head."""
-    import torch
-
-    logits = final_norm(spec, norm, hidden) @ matrix.T
-    if spec.logit_softcap is not None:
-        logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
-    return logits
+    tensors = {f"{spec.names.last_norm}.weight": norm, f"{decoder.HEAD}.weight": matrix}
+    return decoder.head(spec, TorchOps(spec, tensors), hidden)
 
 
 def final_norm(spec: ModelSpec, norm: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Normalise and scale the last layer's hidden states for the head."""
-    return _scaled(_norm(spec, norm, hidden), spec.logit_scale)
+    ops = TorchOps(spec, {"norm.weight": norm})
+    return ops.scale(ops.norm(hidden, "norm"), spec.logit_scale)
 
 
 def logits(
@@ -191,77 +168,138 @@ def layer_tensors(spec: ModelSpec, index: int, get_tensor: Callable[[str], torch
     return {name.removeprefix(prefix): get_tensor(name) for name in names}
 
 
-def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
-    return values if factor == 1.0 else values * factor
+class TorchOps(decoder.Ops["torch.Tensor"]):
+    """Operations on tensors [batch, length, width] in float32, over the tensors of one layer or of the head."""
 
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Tensors,
+        index: int = 0,
+        *,
+        observe: Observe = ignore,
+        observe_output: Observe = ignore,
+        observe_cache: Observe = ignore,
+        side_inputs: SideInputs | None = None,
+        context_tokens: int = 0,
+        multiply: Multiply = product,
+    ) -> None:
+        self._spec, self._tensors, self._index, self._layer = spec, tensors, index, spec.layers[index]
+        self._observe, self._observe_output, self._observe_cache = observe, observe_output, observe_cache
+        self._side_inputs, self._context, self._multiply = side_inputs or SideInputs(), context_tokens, multiply
 
-def _norm(spec: ModelSpec, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return normed(values, spec.norm_epsilon) * (1.0 + weight if spec.norm_offset else weight)
+    def linear(self, x: torch.Tensor, module: str) -> torch.Tensor:
+        self._observe(module, x)
+        outputs = self._multiply(x, self._tensors[f"{module}.weight"])
+        bias = self._tensors.get(f"{module}.bias")
+        outputs = outputs if bias is None else outputs + bias
+        self._observe_output(module, outputs)
+        return outputs
 
+    def products(self, x: torch.Tensor, parts: Sequence[Part], *, may_join: bool = False) -> list[torch.Tensor]:
+        outputs = {module: self.linear(x, module) for module in dict.fromkeys(part.module for part in parts)}
+        return [outputs[part.module] if part.rows is None else outputs[part.module][..., part.rows] for part in parts]
 
-def _attention(
-    spec: ModelSpec,
-    index: int,
-    tensors: Tensors,
-    values: torch.Tensor,
-    angles: Angles | None,
-    linear: ApplyLinear,
-    observe_cache: Observe,
-    side_inputs: SideInputs,
-) -> torch.Tensor:
-    import torch
+    def norm(self, x: torch.Tensor, name: str | None, width: int | None = None) -> torch.Tensor:
+        by_norm = x if width is None else x.reshape(*x.shape[:-1], -1, width)
+        result = normed(by_norm, self._spec.norm_epsilon)
+        if name is not None:
+            weight = self._tensors[f"{name}.weight"]
+            result = result * (1.0 + weight if self._spec.norm_offset else weight)
+        return result.reshape(x.shape)
 
-    batch, length, _ = values.shape
-    layer = spec.layers[index]
-    widths = list(spec.qkv_widths(layer))
-    if spec.fused_qkv:
-        parts = list(torch.split(linear("self_attn.qkv_proj", values), widths, -1))
-    else:
-        parts = [linear(f"self_attn.{name}", values) for name in layer.projections]
-    if layer.stores_kv and not layer.has_values:
-        parts.append(parts[1])
-    gate: torch.Tensor | None = None
-    if spec.attention_gate:
-        heads, gates = parts[0].reshape(batch, length, spec.heads, -1).chunk(2, -1)
-        parts[0], gate = heads.flatten(2), gates.flatten(2)
-    if spec.qk_norm:
-        norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
-        for position, (name, width) in enumerate([*norms][: len(parts)]):
-            by_norm = parts[position].reshape(batch, length, -1, width)
-            weight = None if spec.norms_after_rope else tensors[f"{name}.weight"]
-            parts[position] = normed(by_norm, spec.norm_epsilon) if weight is None else _norm(spec, weight, by_norm)
-    by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
-    if angles is not None and layer.rope is not None:
-        rope = spec.ropes[layer.rope]
-        by_head[:2] = [_turn(rope, part, *angles) for part in by_head[:2]]
-    if spec.norms_after_rope:
-        weights = [tensors[f"{name}.weight"] for name in (spec.names.query_norm, spec.names.key_norm)]
-        by_head[0] = by_head[0] * weights[0] * weights[1]
-    if layer.stores_kv:
-        if spec.value_norm:
-            by_head[2] = normed(by_head[2], spec.norm_epsilon)
-        side_inputs.keep(spec, index, by_head[1], by_head[2])
-        observe_cache("keys", by_head[1])
-        observe_cache("values", by_head[2])
-    else:
-        by_head += side_inputs.kept[spec.kv_owner(index)]
-    q, k, v = by_head
-    groups = spec.heads // layer.kv_heads
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    sinks = tensors["self_attn.sinks"] if spec.attention_sinks else None
-    mixed = _attend(spec, layer, q, k, v, sinks).transpose(1, 2).reshape(batch, length, -1)
-    return linear(spec.names.output, mixed if gate is None else mixed * gate.sigmoid())
+    def activate(self, x: torch.Tensor, kind: str) -> torch.Tensor:
+        from torch.nn import functional
 
+        match kind:
+            case "silu":
+                return functional.silu(x)
+            case "gelu_tanh":
+                return functional.gelu(x, approximate="tanh")
+            case "gelu":
+                return functional.gelu(x)
+            case "relu2":
+                return functional.relu(x).square()
+        assert kind == "sigmoid", kind
+        return x.sigmoid()
 
-def _convolution(taps: int, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear) -> torch.Tensor:
-    """Mix each channel over its last `taps` tokens, gated before and after (LFM2)."""
-    from torch.nn import functional
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return (x / cap).tanh() * cap
 
-    before, after, inputs = linear("conv.in_proj", values).chunk(3, -1)
-    gated = functional.pad((before * inputs).transpose(1, 2), (taps - 1, 0))
-    weight = tensors["conv.conv.weight"]
-    mixed = functional.conv1d(gated, weight, tensors.get("conv.conv.bias"), groups=len(weight))
-    return linear("conv.out_proj", after * mixed.transpose(1, 2))
+    def split(self, x: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        return x.chunk(count, -1)
+
+    def split_gate(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads, gates = queries.reshape(*queries.shape[:-1], self._spec.heads, -1).chunk(2, -1)
+        return heads.flatten(-2), gates.flatten(-2)
+
+    def attend(self, parts: Sequence[torch.Tensor], late_norms: Sequence[str]) -> torch.Tensor:
+        spec, layer, (batch, length, _) = self._spec, self._layer, parts[0].shape
+        by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
+        if layer.rope is not None:
+            angles = _angles(spec.ropes[layer.rope], length, self._context, parts[0].device)
+            by_head[:2] = [_turn(spec.ropes[layer.rope], part, *angles) for part in by_head[:2]]
+        for name in late_norms:
+            by_head[0] = by_head[0] * self._tensors[f"{name}.weight"]
+        if layer.stores_kv:
+            self._side_inputs.keep(spec, self._index, by_head[1], by_head[2])
+            self._observe_cache("keys", by_head[1])
+            self._observe_cache("values", by_head[2])
+        else:
+            by_head += self._side_inputs.kept[spec.kv_owner(self._index)]
+        q, k, v = by_head
+        groups = spec.heads // layer.kv_heads
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        sinks = self._tensors["self_attn.sinks"] if spec.attention_sinks else None
+        return _attend(spec, layer, q, k, v, sinks).transpose(1, 2).reshape(batch, length, -1)
+
+    def convolve(self, x: torch.Tensor, module: str, taps: int) -> torch.Tensor:
+        from torch.nn import functional
+
+        weight, bias = self._tensors[f"{module}.weight"], self._tensors.get(f"{module}.bias")
+        padded = functional.pad(x.transpose(1, 2), (taps - 1, 0))
+        return functional.conv1d(padded, weight, bias, groups=len(weight)).transpose(1, 2)
+
+    def delta_rule(
+        self, rule: DeltaRule, mixed: torch.Tensor, decay: torch.Tensor, strength: torch.Tensor
+    ) -> torch.Tensor:
+        read = gated_delta_rule(rule, self._tensors, mixed, decay, strength)
+        return (normed(read, self._spec.norm_epsilon) * self._tensors["linear_attn.norm.weight"]).flatten(2)
+
+    def own_input(self) -> torch.Tensor:
+        assert self._spec.per_layer_input is not None
+        return self._side_inputs.input_of(self._index, self._spec.per_layer_input.size)
+
+    def factor(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * self._tensors[name]
+
+    def experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
+        """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
+        rows = x.flatten(0, -2)
+        scores = rows @ self._tensors[f"{experts.router}.weight"].T
+        if experts.linear_bias:
+            scores = scores + self._tensors[f"{experts.router}.bias"]
+        of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
+        ranked = of_all + self._tensors[f"{experts.block}.expert_bias"] if experts.biased else of_all
+        chosen = ranked.topk(experts.active, -1).indices
+        shares = of_all.gather(-1, chosen)
+        if experts.normalise:  # LFM2's code adds 1e-6 to the sum, which changes less than rounding
+            shares = shares / shares.sum(-1, keepdim=True)
+        mixed = rows * 0.0
+        for expert in sorted(set(chosen.flatten().tolist())):
+            token, rank = (chosen == expert).nonzero(as_tuple=True)
+            gate, up, down = experts.modules(expert)
+            mine = rows[token]
+            fed = self.linear(self._gated(experts, self.linear(mine, gate), self.linear(mine, up)), down)
+            mixed = mixed.index_add(0, token, fed * shares[token, rank, None])
+        return mixed.view_as(x)
+
+    def _gated(self, experts: Experts, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if experts.swiglu is None:
+            return self.activate(gate, self._spec.activation) * up
+        limit = experts.swiglu.limit
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * (gate * experts.swiglu.alpha).sigmoid() * (up + 1.0)
 
 
 def _attend(
@@ -303,19 +341,14 @@ def _visible(queries: torch.Tensor, window: int | None, *, both_ways: bool = Fal
     return seen if window is None else seen & (distance < window)
 
 
-def _angles(spec: ModelSpec, layer: Layer, hidden: torch.Tensor, context_tokens: int) -> Angles | None:
-    """Return cosine and sine [length, rotary / 2]; None where the layer has no rotary positions.
-
-    The processor computes them: not every GPU has float64.
-    """
+def _angles(rope: Rope, length: int, context_tokens: int, device: torch.device) -> Angles:
+    """Return cosine and sine [length, rotary / 2]. The processor computes them: not every GPU has float64."""
     import torch
 
-    if layer.rope is None:
-        return None
-    inverse, factor = frequencies(spec.ropes[layer.rope], context_tokens)
-    places = torch.arange(hidden.shape[1], dtype=torch.float64)
-    angles = places[:, None] * torch.tensor(inverse, dtype=torch.float64)[None, :]
-    cosine, sine = ((each * factor).float().to(hidden.device) for each in (angles.cos(), angles.sin()))
+    inverse, factor = frequencies(rope, context_tokens)
+    positions = torch.arange(length, dtype=torch.float64)
+    angles = positions[:, None] * torch.tensor(inverse, dtype=torch.float64)[None, :]
+    cosine, sine = ((each * factor).float().to(device) for each in (angles.cos(), angles.sin()))
     return cosine, sine
 
 
@@ -328,57 +361,3 @@ def _turn(rope: Rope, values: torch.Tensor, cosine: torch.Tensor, sine: torch.Te
     first, second = pairs.unbind(axis)
     turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), axis)
     return torch.cat((turned.flatten(-2), values[..., width:]), -1)
-
-
-def _feed_forward(spec: ModelSpec, values: torch.Tensor, linear: ApplyLinear) -> torch.Tensor:
-    if spec.fused_gate_up:
-        gate, up = linear("mlp.gate_up_proj", values).chunk(2, -1)
-    else:
-        gate, up = linear(spec.names.gate, values), linear(spec.names.up, values)
-    return linear(spec.names.down, _activation(spec, gate) * up)
-
-
-def _mixture(
-    spec: ModelSpec, experts: Experts, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear
-) -> torch.Tensor:
-    """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
-    rows = values.flatten(0, -2)
-    scores = rows @ tensors[f"{experts.router}.weight"].T
-    if experts.linear_bias:
-        scores = scores + tensors[f"{experts.router}.bias"]
-    of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
-    ranked = of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else of_all
-    chosen = ranked.topk(experts.active, -1).indices
-    shares = of_all.gather(-1, chosen)
-    if experts.normalise:  # LFM2's code adds 1e-6 to the sum, which changes less than rounding
-        shares = shares / shares.sum(-1, keepdim=True)
-    mixed = rows * 0.0
-    for expert in sorted(set(chosen.flatten().tolist())):
-        token, place = (chosen == expert).nonzero(as_tuple=True)
-        gate, up, down = experts.modules(expert)
-        mine = rows[token]
-        fed = linear(down, _gated(spec, experts, linear(gate, mine), linear(up, mine)))
-        mixed = mixed.index_add(0, token, fed * shares[token, place, None])
-    return mixed.view_as(values)
-
-
-def _gated(spec: ModelSpec, experts: Experts, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    if experts.swiglu is None:
-        return _activation(spec, gate) * up
-    limit = experts.swiglu.limit
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * (gate * experts.swiglu.alpha).sigmoid() * (up + 1.0)
-
-
-def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
-    from torch.nn import functional
-
-    match spec.activation:
-        case "silu":
-            return functional.silu(values)
-        case "gelu_tanh":
-            return functional.gelu(values, approximate="tanh")
-        case "gelu":
-            return functional.gelu(values)
-        case "relu2":
-            return functional.relu(values).square()

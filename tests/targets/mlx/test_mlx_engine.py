@@ -22,7 +22,7 @@ import mlx_models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.convolution import Carry
 from edgekit_mlx.decoder import Run
-from edgekit_mlx.delta_rule import gated_delta_rule
+from edgekit_mlx.delta_rule import delta_rule
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
 from edgekit_mlx.memory import Preparation, wired_limit
@@ -454,20 +454,13 @@ def test_state_bytes_equal_the_plan(family: str) -> None:
 def test_a_long_prompt_holds_few_memories() -> None:
     """The delta rule's memory takes a mebibyte here, and 64 tokens change it one after the other."""
     rule = DeltaRule(key_heads=1, value_heads=16, key_dim=128, value_dim=128, taps=2)
-    sizes = {"qkv": rule.channels, "z": rule.values, "b": rule.value_heads, "a": rule.value_heads}
-    others = {
-        "conv1d.weight": mx.ones((rule.channels, 1, 2)), "dt_bias": mx.ones(16), "A_log": mx.zeros(16),
-        "norm.weight": mx.ones(128),
-    }  # fmt: skip
-    run = Carry(64, 64, (mx.zeros((1, rule.channels)), mx.zeros((16, 128, 128))))
-    mx.eval(others, run.arrays)
+    vectors = {"dt_bias": mx.ones(16), "A_log": mx.zeros(16)}
+    run = Carry(64, 64, mx.zeros((16, 128, 128)))
+    mx.eval(vectors, run.array)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    output, after = gated_delta_rule(
-        "", rule, 1e-6, lambda name, x: mx.ones((64, sizes.get(name.removeprefix("in_proj_"), 8))),
-        others.__getitem__, mx.ones((64, 8)), [run],
-    )  # fmt: skip
-    mx.eval(output, after)
+    each = mx.ones((64, rule.value_heads))
+    mx.eval(delta_rule(rule, vectors.__getitem__, mx.ones((64, rule.channels)), each, each, [run]))
     assert mx.get_peak_memory() - before < 20 << 20
 
 
