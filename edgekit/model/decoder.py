@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from edgekit.model.parts import DeltaRule, Experts, Layer
@@ -21,8 +21,9 @@ HEAD = "head"  # the name of the head's matrix, tied or not
 
 
 class Part(NamedTuple):
-    """A linear: a module, or those of its rows that are a matrix of their own."""
+    """A linear of a layer, and the module that stores it, alone or as some of its rows."""
 
+    name: str
     module: str
     rows: slice | None = None
 
@@ -39,8 +40,8 @@ class Ops(ABC, Generic[Value]):
         """Return the products of linears that read the same input; one value for all of them if they may be joined."""
 
     @abstractmethod
-    def norm(self, x: Value, name: str | None, width: int | None = None) -> Value:
-        """Return the RMS norm, of each `width` values if it is given; without weights if `name` is None."""
+    def norm(self, x: Value, name: str | None, heads: tuple[int, int] | None = None) -> Value:
+        """Return the RMS norm, of each of `heads` (number, width) if they are given; None: a norm without weights."""
 
     # Arrays have these operators; a dialect whose values lack them writes its own.
     def add(self, x: Value, y: Value) -> Value:
@@ -144,21 +145,38 @@ def head(spec: ModelSpec, ops: Ops[Value], hidden: Value) -> Value:
     return logits if spec.logit_softcap is None else ops.softcap(logits, spec.logit_softcap)
 
 
+def layer_inputs(spec: ModelSpec, ops: Ops[Value], embedded: Value, rows: Value) -> Value:
+    """Return the inputs of all layers (Gemma 4): their rows of a second embedding, mixed with the first, projected."""
+    assert spec.per_layer_input is not None
+    size = spec.per_layer_input.size
+    projected = ops.scale(ops.linear(embedded, "per_layer_model_projection"), spec.hidden_size**-0.5)
+    normed = ops.norm(projected, "per_layer_projection_norm", (len(spec.layers), size))
+    return ops.scale(ops.add(normed, ops.scale(rows, size**0.5)), 2**-0.5)
+
+
 def attention_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
     """Return the linears of queries, keys and values, as far as the layer has them."""
+    names = [f"self_attn.{name}" for name in kind.projections]
     if not spec.fused_qkv:
-        return [Part(f"self_attn.{name}") for name in kind.projections]
-    queries, keys, values = spec.qkv_widths(kind)
-    ends = (0, queries, queries + keys, queries + keys + values)
-    return [Part("self_attn.qkv_proj", slice(*each)) for each in pairwise(ends)]
+        return [Part(name, name) for name in names]
+    ends = accumulate(spec.qkv_widths(kind), initial=0)
+    return [Part(name, "self_attn.qkv_proj", slice(*rows)) for name, rows in zip(names, pairwise(ends), strict=True)]
 
 
 def feed_forward_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
     """Return the linears of the gate and of what it gates."""
-    width = kind.intermediate_size or spec.intermediate_size
-    if spec.fused_gate_up:
-        return [Part("mlp.gate_up_proj", slice(first, first + width)) for first in (0, width)]
-    return [Part(spec.names.gate), Part(spec.names.up)]
+    width, gate, up = kind.intermediate_size or spec.intermediate_size, spec.names.gate, spec.names.up
+    if not spec.fused_gate_up:
+        return [Part(gate, gate), Part(up, up)]
+    return [Part(gate, "mlp.gate_up_proj", slice(0, width)), Part(up, "mlp.gate_up_proj", slice(width, 2 * width))]
+
+
+def linears(spec: ModelSpec, kind: Layer) -> list[list[Part]]:
+    """Return the linears of a layer of attention and a feed-forward in order; those that read one input together."""
+    output, down = spec.names.output, spec.names.down
+    return [
+        attention_inputs(spec, kind), [Part(output, output)], feed_forward_inputs(spec, kind), [Part(down, down)],
+    ]  # fmt: skip
 
 
 def _enter(ops: Ops[Value], hidden: Value, delta: Value | None, norm: str | None) -> tuple[Value, Value]:
@@ -181,13 +199,14 @@ def _attention(spec: ModelSpec, kind: Layer, ops: Ops[Value], x: Value) -> Value
     if kind.stores_kv and not kind.has_values:
         parts.append(parts[1])
     if spec.value_norm and kind.stores_kv:
-        parts[2] = ops.norm(parts[2], None, kind.head_dim)
+        parts[2] = ops.norm(parts[2], None, (kind.kv_heads, kind.head_dim))
     gate: Value | None = None
     if spec.attention_gate:
         parts[0], gate = ops.split_gate(parts[0])
-    width = kind.head_dim if spec.qk_norm_span == "head" else None
     for position, name in enumerate(in_norms[: len(parts)]):
-        parts[position] = ops.norm(parts[position], None if spec.norms_after_rope else name, width)
+        heads = (spec.heads, kind.kv_heads)[position], kind.head_dim
+        weights, by_head = None if spec.norms_after_rope else name, spec.qk_norm_span == "head"
+        parts[position] = ops.norm(parts[position], weights, heads if by_head else None)
     mixed = ops.attend(parts, in_norms if spec.norms_after_rope else ())
     if gate is not None:
         mixed = ops.multiply(mixed, ops.activate(gate, "sigmoid"))

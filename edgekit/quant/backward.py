@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.shards import ReadRows, WeightPart, parts_of
-from edgekit.quant.side_inputs import layer_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +93,7 @@ class _SequenceGroup:
 
     def embed(self, part: WeightPart, read: ReadRows) -> None:
         hidden = decoder.embed(self._model, embedding_rows(part, read, self._ids))
-        self._side_inputs = layer_inputs(self._model, self._ids, hidden, read)
+        self._side_inputs = decoder.layer_inputs(self._model, self._ids, hidden, read)
         self.inputs.append(hidden)
 
     def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: decoder.Observe) -> None:

@@ -25,7 +25,6 @@ from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
 from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
-from edgekit.quant.side_inputs import SideInputs, layer_inputs
 from edgekit.quant.vllm_compat import held_as_one
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Activations:
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, device: torch.device) -> None:
         self._model, self._recipe, self._calibration, self._device = model, recipe, calibration, device
         self._hidden: torch.Tensor | None = None
-        self._side_inputs = SideInputs()
+        self._side_inputs = decoder.SideInputs()
         self._passed = -1  # the number of the last part that was applied
 
     def advance(self, part: WeightPart, shard: Path) -> None:
@@ -85,7 +84,7 @@ class Activations:
                 def read(name: str, rows: slice | None = None) -> torch.Tensor:
                     return self._stored(stored, by_name[name], rows)
 
-                self._side_inputs = layer_inputs(self._model, ids, self._hidden, read)
+                self._side_inputs = decoder.layer_inputs(self._model, ids, self._hidden, read)
                 return
             tensors = {_short(part, tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
             self.forward(part, tensors)

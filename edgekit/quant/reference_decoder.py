@@ -15,11 +15,13 @@ from edgekit.model.parts import DeltaRule, Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import gated_delta_rule
-from edgekit.quant.side_inputs import SideInputs, layer_inputs, normed
 
 if TYPE_CHECKING:
     import torch
 
+    from edgekit.quant.shards import ReadRows
+
+    KeysValues = tuple[torch.Tensor, torch.Tensor]
     Angles = tuple[torch.Tensor, torch.Tensor]
     Tensors = Mapping[str, torch.Tensor]  # name within the layer, e.g. "self_attn.q_proj.weight"
     Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input or output
@@ -27,6 +29,24 @@ if TYPE_CHECKING:
 
 
 HEAD_ROWS = 8192
+
+
+class SideInputs:
+    """The per-layer inputs of one batch of texts, and the keys and values that later layers read again."""
+
+    def __init__(self, inputs: torch.Tensor | None = None, where: torch.Tensor | None = None) -> None:
+        self._inputs, self._where = inputs, where  # [different tokens, layers × size]; [batch, length]
+        self.kept: dict[int, KeysValues] = {}  # by layer: [batch, heads, length, head_dim]
+
+    def input_of(self, index: int, size: int) -> torch.Tensor:
+        """Return the input [batch, length, size] of layer `index`."""
+        assert self._inputs is not None and self._where is not None, "the model has per-layer inputs"
+        return self._inputs[:, index * size : (index + 1) * size][self._where]
+
+    def keep(self, spec: ModelSpec, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the keys and values of layer `index` if a later layer reads them."""
+        if any(spec.kv_owner(later) == index for later in range(index + 1, len(spec.layers))):
+            self.kept[index] = keys, values
 
 
 def ignore(name: str, inputs: torch.Tensor) -> None:
@@ -143,6 +163,25 @@ def logits(
         return scores if ids.ndim == 2 else scores[0]
 
 
+def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, read: ReadRows) -> SideInputs:
+    """Return the per-layer inputs of the tokens `ids` [batch, length], whose scaled embeddings are `embedded`.
+
+    They depend on the token alone, so they are computed once for each different token.
+    """
+    import torch
+
+    if spec.per_layer_input is None:
+        return SideInputs()
+    tokens, where = torch.unique(ids, return_inverse=True)
+    positions = torch.arange(ids.numel(), device=ids.device)
+    first = torch.empty_like(tokens).scatter_(0, where.flatten(), positions)
+    table = f"{spec.prefix}embed_tokens_per_layer.weight"
+    rows = torch.cat([read(table, slice(token, token + 1)) for token in tokens.tolist()])
+    names = ("per_layer_model_projection.weight", "per_layer_projection_norm.weight")
+    ops = TorchOps(spec, {name: read(f"{spec.prefix}{name}") for name in names})
+    return SideInputs(decoder.layer_inputs(spec, ops, embedded.flatten(0, 1)[first], rows), where)
+
+
 def of_layer(spec: ModelSpec, index: int, observe: Observe) -> Observe:
     """Return an observer of one layer's linears that passes on their names in the model."""
     prefix = f"{spec.prefix}layers.{index}."
@@ -200,8 +239,8 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
         outputs = {module: self.linear(x, module) for module in dict.fromkeys(part.module for part in parts)}
         return [outputs[part.module] if part.rows is None else outputs[part.module][..., part.rows] for part in parts]
 
-    def norm(self, x: torch.Tensor, name: str | None, width: int | None = None) -> torch.Tensor:
-        by_norm = x if width is None else x.reshape(*x.shape[:-1], -1, width)
+    def norm(self, x: torch.Tensor, name: str | None, heads: tuple[int, int] | None = None) -> torch.Tensor:
+        by_norm = x if heads is None else x.reshape(*x.shape[:-1], *heads)
         result = normed(by_norm, self._spec.norm_epsilon)
         if name is not None:
             weight = self._tensors[f"{name}.weight"]
@@ -300,6 +339,13 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
         limit = experts.swiglu.limit
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * (gate * experts.swiglu.alpha).sigmoid() * (up + 1.0)
+
+
+def normed(values: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the values, each row divided by its root mean square."""
+    import torch
+
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
 
 
 def _attend(

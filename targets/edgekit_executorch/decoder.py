@@ -20,11 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from edgekit.contracts.neutral import NeutralWeights
+from edgekit.model import decoder
 from edgekit.model.parts import Rope
 from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.model.spec import ModelSpec
 from edgekit_executorch.attention import Attention, Places, attention_for
-from edgekit_executorch.layer_tensors import head_dim_of, part_of, swap_of
+from edgekit_executorch.layer_tensors import head_dim_of, norms_of, swap_of
 from edgekit_executorch.linears import Arithmetic, RoundedLinear, embedding, fixed, linear
 
 _GELU = (2 / math.pi) ** 0.5
@@ -50,9 +51,9 @@ class ExecutorchDecoder(nn.Module):
                 for index in range(len(spec.layers))
             ]
         )
-        self.norm = Norm(spec, weights.floats(f"{spec.prefix}norm.weight"))
+        self.norms = nn.ModuleDict({"norm": Norm(spec, weights.floats(f"{spec.prefix}norm.weight"))})
         table = f"{spec.prefix}embed_tokens" if spec.tied else spec.head
-        self.head = RoundedLinear(linear(weights, table, arithmetic=arithmetic))
+        self.linears = nn.ModuleDict({decoder.HEAD: RoundedLinear(linear(weights, table, arithmetic=arithmetic))})
 
     def leaving_after(self, layers: int) -> ExecutorchDecoder:
         """Return a decoder of the first `layers` layers, which it shares with this one."""
@@ -64,18 +65,14 @@ class ExecutorchDecoder(nn.Module):
         self, tokens: torch.Tensor, places: Places, rows: torch.Tensor, features: Sequence[int] = ()
     ) -> tuple[torch.Tensor, ...]:
         """Return logits [rows, vocabulary] of tokens [1, count], and hidden states after the layers `features`."""
-        hidden = self.embedding(tokens[0])
-        hidden = scaled(hidden, self.spec.embedding_scale)
+        hidden = BlockOps(self).scale(self.embedding(tokens[0]), self.spec.embedding_scale)
         rotations = {name: rope(places) for name, rope in self.ropes.items()}
         found = {}
         for count, (layer, block) in enumerate(zip(self.spec.layers, self.layers, strict=False), 1):
             hidden = block(hidden, places, None if layer.rope is None else rotations[layer.rope])
             if count in features:
                 found[count] = hidden
-        normed = scaled(self.norm(hidden.index_select(0, rows)), self.spec.logit_scale)
-        logits: torch.Tensor = self.head(normed)[0]
-        if self.spec.logit_softcap is not None:
-            logits = torch.tanh(logits / self.spec.logit_softcap) * self.spec.logit_softcap
+        logits = decoder.head(self.spec, BlockOps(self), hidden.index_select(0, rows))
         return logits, *(found[layer] for layer in features)
 
 
@@ -136,68 +133,82 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of the decoder."""
+    """One layer of the decoder: its cache, linears and norms."""
 
     def __init__(
         self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic, int8_kv: bool
     ) -> None:
         super().__init__()
-        self.spec, self.layer = weights.model, weights.model.layers[index]
-        spec, name = self.spec, f"{self.spec.prefix}layers.{index}"
-
-        def norm(which: str | None) -> nn.Module:
-            return nn.Identity() if which is None else Norm(spec, weights.floats(f"{name}.{which}.weight"))
-
-        def part(which: str) -> nn.Module:
-            module, rows = part_of(spec, self.layer, which)
-            return linear(weights, f"{name}.{module}", rows, arithmetic=arithmetic)
-
-        self.attention: Attention = attention_for(spec, self.layer, slots, style, int8_kv=int8_kv)
-        self.qkv = RoundedLinear(part("q"), part("k"), part("v"))
-        self.output = RoundedLinear(part("o"))
-        self.gate_up = RoundedLinear(part("gate"), part("up"))
-        self.down = RoundedLinear(part("down"))
-        self.before_attention, self.after_attention, self.before_feed, self.after_feed = map(norm, spec.layer_norms())
-        self.query_norm = norm(spec.names.query_norm) if spec.qk_norm else nn.Identity()
-        self.key_norm = norm(spec.names.key_norm) if spec.qk_norm else nn.Identity()
+        self.spec, self.index = weights.model, index
+        self.layer, name = self.spec.layers[index], f"{self.spec.prefix}layers.{index}"
+        self.attention: Attention = attention_for(self.spec, self.layer, slots, style, int8_kv=int8_kv)
+        self.linears = nn.ModuleDict(
+            {
+                _key(parts[0].name): RoundedLinear(
+                    *(linear(weights, f"{name}.{part.module}", part.rows, arithmetic=arithmetic) for part in parts)
+                )
+                for parts in decoder.linears(self.spec, self.layer)
+            }
+        )
+        self.norms = nn.ModuleDict(
+            {_key(norm): Norm(self.spec, weights.floats(f"{name}.{norm}.weight")) for norm in norms_of(self.spec)}
+        )
 
     def forward(self, hidden: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
-        attended = self.after_attention(self._attend(self.before_attention(hidden), places, rotation))
-        hidden = hidden + scaled(attended, self.spec.residual_scale)
-        fed = self.after_feed(self._feed(self.before_feed(hidden)))
-        return hidden + scaled(fed, self.spec.residual_scale)
+        hidden, delta = decoder.layer(self.spec, self.index, BlockOps(self, places, rotation), hidden)
+        return hidden if delta is None else hidden + delta
 
-    def _attend(self, values: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
-        queries, keys, dim = self.spec.heads, self.layer.kv_heads, self.layer.head_dim
-        query, key, value = self.qkv(values)
-        # Views use -1 for the number of tokens, because a symbolic size is not lowered.
-        of_queries, of_keys = self.spec.qk_norm_widths(self.layer)
-        query = self._normed(self.query_norm, query.view(-1, of_queries)).view(-1, dim)
-        key = self._normed(self.key_norm, key.view(-1, of_keys)).view(-1, dim)
-        if rotation is not None:
-            query, key = rotation.apply(query, queries), rotation.apply(key, keys)
-        if self.spec.norms_after_rope:
-            query = query.view(-1, dim)
-            for norm in (self.query_norm, self.key_norm):
-                assert isinstance(norm, Norm)
-                query = query * norm.weight
-        mixed: torch.Tensor = self.attention(
-            query.view(1, -1, queries, dim), key.view(1, -1, keys, dim), value.view(1, -1, keys, dim), places
-        )
-        attended: torch.Tensor = self.output(mixed.view(-1, queries * dim))[0]
-        return attended
 
-    def _normed(self, norm: nn.Module, values: torch.Tensor) -> torch.Tensor:
-        """Normalise queries or keys before the rope, without the weight of a norm that comes after it."""
-        if isinstance(norm, Norm) and self.spec.norms_after_rope:
-            return norm.unweighted(values)
-        normed: torch.Tensor = norm(values)
+class BlockOps(decoder.Ops[torch.Tensor]):
+    """The operations of a layer, or of the head, on tokens [count, width], as they are traced.
+
+    Views use -1 for the number of tokens, because a symbolic size is not lowered.
+    """
+
+    def __init__(
+        self, block: Block | ExecutorchDecoder, places: Places | None = None, rotation: RopeSlice | None = None
+    ) -> None:
+        self._block, self._places, self._rotation = block, places, rotation
+
+    def linear(self, x: torch.Tensor, module: str) -> torch.Tensor:
+        outputs: torch.Tensor = self._block.linears[_key(module)](x)[0]
+        return outputs
+
+    def products(self, x: torch.Tensor, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = self._block.linears[_key(parts[0].name)](x)
+        return outputs
+
+    def norm(self, x: torch.Tensor, name: str | None, heads: tuple[int, int] | None = None) -> torch.Tensor:
+        rows = x if heads is None else x.view(-1, heads[1])
+        norm = self._norm(name or self._block.spec.names.query_norm)
+        normed: torch.Tensor = norm.unweighted(rows) if name is None else norm(rows)
         return normed
 
-    def _feed(self, values: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(values)
-        down: torch.Tensor = self.down(activate(self.spec, gate) * up)[0]
-        return down
+    def activate(self, x: torch.Tensor, kind: str) -> torch.Tensor:
+        return activate(x, kind)
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return torch.tanh(x / cap) * cap
+
+    def attend(self, parts: Sequence[torch.Tensor], late_norms: Sequence[str]) -> torch.Tensor:
+        assert isinstance(self._block, Block) and self._places is not None, "a layer attends"
+        layer, heads = self._block.layer, self._block.spec.heads
+        queries, keys, dim = heads, layer.kv_heads, layer.head_dim
+        query, key, value = parts
+        query, key = query.view(-1, dim), key.view(-1, dim)
+        if self._rotation is not None:
+            query, key = self._rotation.apply(query, queries), self._rotation.apply(key, keys)
+        for name in late_norms:
+            query = query.view(-1, dim) * self._norm(name).weight
+        mixed: torch.Tensor = self._block.attention(
+            query.view(1, -1, queries, dim), key.view(1, -1, keys, dim), value.view(1, -1, keys, dim), self._places
+        )
+        return mixed.view(-1, queries * dim)
+
+    def _norm(self, name: str) -> Norm:
+        norm = self._block.norms[_key(name)]
+        assert isinstance(norm, Norm)
+        return norm
 
 
 class Rotary(nn.Module):
@@ -236,12 +247,8 @@ class RopeSlice(NamedTuple):
         return values.view(-1, heads, dim) * self.cosine + swapped * self.sine
 
 
-def scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
-    return values if scale == 1.0 else values * scale
-
-
-def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
-    match spec.activation:
+def activate(values: torch.Tensor, kind: str) -> torch.Tensor:
+    match kind:
         case "silu":
             return values * torch.sigmoid(values)
         case "gelu_tanh":
@@ -251,3 +258,10 @@ def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
             return functional.gelu(values)
         case "relu2":
             return functional.relu(values).square()
+    assert kind == "sigmoid", kind
+    return torch.sigmoid(values)
+
+
+def _key(name: str) -> str:
+    """Return the name of a linear or norm as torch's modules may have it."""
+    return name.replace(".", "_")

@@ -5,22 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.model.parts import Layer, Rope
+from edgekit.model import decoder
+from edgekit.model.parts import Rope
 from edgekit.model.rope import rotated_pairs
 from edgekit.model.spec import ModelSpec
-
-LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
-
-
-def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | None]:
-    """Return the module of a layer's matrix, and its rows if several matrices are stored as one."""
-    (queries, keys, _), feed = spec.qkv_widths(layer), spec.intermediate_size
-    if spec.fused_qkv and which in "qkv":
-        starts = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
-        return "self_attn.qkv_proj", slice(*starts[which])
-    if spec.fused_gate_up and which in ("gate", "up"):
-        return "mlp.gate_up_proj", slice(0, feed) if which == "gate" else slice(feed, 2 * feed)
-    return f"self_attn.{which}_proj" if which in "qkvo" else f"mlp.{which}_proj", None
 
 
 def norms_of(spec: ModelSpec) -> list[str]:
@@ -33,9 +21,10 @@ def norms_of(spec: ModelSpec) -> list[str]:
 def modules_of(spec: ModelSpec) -> list[tuple[str, slice | None]]:
     """Every linear of the decoder, the head last."""
     linears = [
-        (f"{spec.prefix}layers.{index}.{module}", rows)
+        (f"{spec.prefix}layers.{index}.{part.module}", part.rows)
         for index, layer in enumerate(spec.layers)
-        for module, rows in (part_of(spec, layer, which) for which in LINEARS)
+        for parts in decoder.linears(spec, layer)
+        for part in parts
     ]
     return [*linears, (f"{spec.prefix}embed_tokens" if spec.tied else spec.head, None)]
 

@@ -10,7 +10,7 @@ softcap, and importing them loads transformers and torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -80,10 +80,13 @@ class MlxDecoder:
         positions = np.concatenate([np.arange(run.next_position, run.next_position + run.tokens) for run in runs])
         call = _Call(runs, self._ropes.tables(positions), {})
         hidden = self.embedded(ids)
-        inputs = self._layer_inputs(ids, hidden)
+        inputs: Sequence[mx.array | None] = [None] * len(self.model.layers)
+        if self.weights.layer_inputs is not None:
+            ops, rows = MlxOps(self), self.weights.layer_inputs.rows(np.array(ids))
+            inputs = ops.split(decoder.layer_inputs(self.model, ops, hidden, rows), len(inputs))
         found = {}
         for index in range(max(layers)):
-            ops = MlxOps(self, index, call, None if inputs is None else inputs[:, index])
+            ops = MlxOps(self, index, call, inputs[index])
             hidden, delta = decoder.layer(self.model, index, ops, hidden)
             hidden = hidden if delta is None else hidden + delta
             if self.model.layers[index].delta_rule and len(ids) > _MOST_LAZY:
@@ -109,25 +112,14 @@ class MlxDecoder:
         product, added = self.weights.matrices[module](inputs), self._added.get(module)
         return product if added is None else product + added(inputs)
 
-    def _layer_inputs(self, ids: Sequence[int], embedded: mx.array) -> mx.array | None:
-        """Return the inputs [tokens, layers, size] that layers have of their own, if they have any."""
-        own, table = self.model.per_layer_input, self.weights.layer_inputs
-        if own is None or table is None:
-            return None
-        ops = MlxOps(self)
-        rows = table.rows(np.array(ids)).reshape(len(ids), -1, own.size) * own.size**0.5
-        projected = ops.linear(embedded, "per_layer_model_projection")
-        projected = (projected * self.model.hidden_size**-0.5).reshape(rows.shape)
-        mixed: mx.array = (ops.norm(projected, "per_layer_projection_norm") + rows) * 2**-0.5
-        return mixed
-
 
 class MlxOps(decoder.Ops[mx.array]):
     """Operations of one layer, or of the head, on flat tokens [tokens, width]."""
 
-    def __init__(self, owner: MlxDecoder, index: int | None = None, call: _Call | None = None, own: Any = None) -> None:
-        self._owner, self._model, self._weights = owner, owner.model, owner.weights
-        self._own: mx.array | None = own
+    def __init__(
+        self, owner: MlxDecoder, index: int | None = None, call: _Call | None = None, own: mx.array | None = None
+    ) -> None:
+        self._owner, self._model, self._weights, self._own = owner, owner.model, owner.weights, own
         self._name = "model." if index is None else f"model.layers.{index}."
         self._index, self._layer, self._call = index or 0, owner.model.layers[index or 0], call or _Call((), {}, {})
 
@@ -143,9 +135,9 @@ class MlxOps(decoder.Ops[mx.array]):
             return list(mx.split(self.linear(x, parts[0].module), ends, axis=-1))
         return [self.linear(x, part.module) for part in parts]
 
-    def norm(self, x: mx.array, name: str | None, width: int | None = None) -> mx.array:
+    def norm(self, x: mx.array, name: str | None, heads: tuple[int, int] | None = None) -> mx.array:
         weight = None if name is None else self._weights.norms[f"{self._name}{name}"]
-        by_norm = x if width is None else x.reshape(len(x), -1, width)
+        by_norm = x if heads is None else x.reshape(len(x), *heads)
         normed = mx.fast.rms_norm(by_norm, weight, self._model.norm_epsilon)
         return normed.astype(self._weights.numbers).reshape(x.shape)
 

@@ -6,10 +6,13 @@ text's own tokens, and a mask for each window has what lies beyond it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
+from edgekit.model import decoder
 from edgekit.model.parts import Layer
-from edgekit_onnx.decoder import INT32, INT64, OnnxDecoder
+from edgekit_onnx.decoder import INT32, INT64, OnnxDecoder, OnnxOps
 from edgekit_onnx.encoder_graph import write_dense
 from edgekit_onnx.graph import MICROSOFT, Graph
 from edgekit_onnx.layout import MASKED, window_masks
@@ -20,28 +23,31 @@ class OnnxBidirectional(OnnxDecoder):
 
     def write(self, graph: Graph) -> None:
         model = self.model
-        hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
+        hidden = self.embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
         lengths = graph.input("lengths", INT32, ["batch"])
         for name in window_masks(model):
             graph.input(name, graph.numbers, [1, 1, "tokens", "tokens"])
         delta: ir.Value | None = None
         for index in range(len(model.layers)):
-            hidden, delta = self._layer(graph, index, hidden, delta, lengths, lengths, puts_out=False)
-            self._done(index + 1)
-        hidden, _ = self._enter(graph, hidden, delta, model.prefix.rstrip(".") or "model", None)
-        hidden = self._norm(graph, hidden, f"{model.prefix}{model.names.last_norm}")
+            ops = _BidirectionalOps(self, graph, index, lengths)
+            hidden, delta = decoder.layer(model, index, ops, hidden, delta)
+            self.done(index + 1)
+        last = OnnxOps(self, graph)
+        hidden = last.norm(hidden if delta is None else last.add(hidden, delta), model.names.last_norm)
         hidden = write_dense(graph, self.packing, model, hidden)
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.vector_size])
 
-    def _attention(
-        self, graph: Graph, index: int, layer: Layer, x: ir.Value, lengths: ir.Value, total: ir.Value
-    ) -> ir.Value:
-        """Write attention to the whole text, or to a window around each token; `total` is not read."""
-        model, parent = self.model, f"{self.model.prefix}layers.{index}"
-        name = f"{parent}.self_attn"
-        query, key, value, _ = self._queries(graph, parent, layer, x)
-        assert query is not None and key is not None and value is not None
-        if rotary := self._rotary(graph, layer):
+
+class _BidirectionalOps(OnnxOps):
+    """The operations of a layer that attends to the whole text, or to a window around each token."""
+
+    def products(self, x: ir.Value, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[ir.Value]:
+        return super().products(x, parts)
+
+    def attend(self, parts: Sequence[ir.Value], late_norms: Sequence[str]) -> ir.Value:
+        model, layer, graph, name = self._model, self._layer, self._graph, f"{self._parent}self_attn"
+        query, key, value = parts
+        if rotary := self._owner.rotary(graph, layer):
             first = graph.constant("first_position", [0], INT64)
             query, key = (
                 graph.op(
@@ -55,15 +61,14 @@ class OnnxBidirectional(OnnxDecoder):
             for part, which in ((key, "key"), (value, "value"))
         )
         mask = None if layer.window is None else graph.input(f"mask.{layer.window}", graph.numbers, [])
-        output = graph.op(
-            "MultiHeadAttention", query, key, value, None, lengths, mask, domain=MICROSOFT, name=name,
+        return graph.op(
+            "MultiHeadAttention", query, key, value, None, self._lengths, mask, domain=MICROSOFT, name=name,
             num_heads=model.heads, scale=model.attention_scale, mask_filter_value=MASKED,
         )  # fmt: skip
-        return self._linear(graph, output, f"{parent}.{model.names.output}", model.output_bias)
 
     def _for_each_head(self, graph: Graph, x: ir.Value, layer: Layer, name: str) -> ir.Value:
         """Repeat keys or values [batch, tokens, width] for each head of queries, which the operator wants."""
-        heads, shared, width = self.model.heads, layer.kv_heads, layer.head_dim
+        heads, shared, width = self._model.heads, layer.kv_heads, layer.head_dim
         if heads == shared:
             return x
         split = graph.constant(f"heads.{shared}.{width}.apart", [0, -1, shared, 1, width], INT64)

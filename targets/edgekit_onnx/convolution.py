@@ -1,4 +1,4 @@
-"""Short convolutions as ONNX operators: products and sums of shifted tokens. Also LFM2's gated form of them.
+"""Short convolutions as ONNX operators: products and sums of shifted tokens.
 
 Each output is the same sum of products for any number of tokens in a call, so that results do not depend on chunks. A
 graph returns only the recurrent part after the first `kept` tokens of a call.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgekit.model.spec import ModelSpec
+from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.graph import Graph
 from edgekit_onnx.packing import OnnxPacking
 
@@ -16,31 +16,15 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def write_convolution(
-    graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, taps: int, x: ir.Value
-) -> ir.Value:
-    """Write the gated convolution of layer `index`."""
-    name, bias = f"{model.prefix}layers.{index}.conv", model.conv_bias
-
-    def linear(module: str, values: ir.Value) -> ir.Value:
-        return graph.linear(values, packing.matrix(module), module, packing.vector(f"{module}.bias") if bias else None)
-
-    before, after, inputs = graph.ops(
-        "Split", linear(f"{name}.in_proj", x), outputs=3, name=f"{name}.parts", axis=-1, num_outputs=3
-    )
-    gated = graph.op("Mul", before, inputs, name=f"{name}.gated")
-    mixed = convolved(graph, packing, index, f"{name}.conv", taps, gated, model.hidden_size, bias)
-    return linear(f"{name}.out_proj", graph.op("Mul", after, mixed, name=f"{name}.gated_after"))
-
-
-def convolved(
-    graph: Graph, packing: OnnxPacking, index: int, module: str, taps: int, x: ir.Value, channels: int, bias: bool
+    graph: Graph, packing: OnnxPacking, index: int, module: str, taps: int, x: ir.Value, bias: DataLocation | None
 ) -> ir.Value:
     """Write the convolution of each channel over `taps` tokens; the last inputs are the recurrent part."""
+    weight = packing.weights.floats(f"{module}.weight").reshape(-1, taps)
+    channels = len(weight)
     past = graph.input(f"past.{index}.inputs", FLOAT, ["batch", taps - 1, channels])
     seen = graph.op("Concat", past, x, name=f"{module}.seen", axis=1)
     kept = _kept(graph, module, taps, seen)
     graph.output(kept, f"present.{index}.inputs", FLOAT, ["batch", taps - 1, channels])
-    weight = packing.weights.floats(f"{module}.weight").reshape(channels, taps)
     total: ir.Value | None = None
     for tap in range(taps):  # oldest first
         values = x
@@ -52,8 +36,8 @@ def convolved(
         product = graph.op("Mul", values, factor, name=f"{module}.weighted.{tap}")
         total = product if total is None else graph.op("Add", total, product, name=f"{module}.sum.{tap}")
     assert total is not None
-    if bias:
-        added = graph.stored(f"{module}.bias", FLOAT, [channels], packing.vector(f"{module}.bias"))
+    if bias is not None:
+        added = graph.stored(f"{module}.bias", FLOAT, [channels], bias)
         total = graph.op("Add", total, added, name=f"{module}.biased")
     return total
 

@@ -7,12 +7,14 @@ tokens in any slot (`total`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from edgekit.model.parts import Layer
+from edgekit.model import decoder
+from edgekit.model.parts import DeltaRule, Experts, Layer
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.convolution import write_convolution
@@ -21,8 +23,7 @@ from edgekit_onnx.delta_rule import write_delta_rule
 from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.late_norms import write_late_norms
-from edgekit_onnx.layer_inputs import add_own_input, write_layer_inputs
-from edgekit_onnx.layout import SINKS, hidden_name
+from edgekit_onnx.layout import LAYER_INPUTS, SINKS, hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
 INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
@@ -41,11 +42,12 @@ class OnnxDecoder:
         cache: ir.DataType,
         done: Callable[[int], None],
     ) -> None:
-        self.model, self.packing, self.cache, self._done = model, packing, cache, done
+        self.model, self.packing, self.cache, self.done = model, packing, cache, done
         self._positions, self._context = positions, context
         self._tables: dict[str, tuple[DataLocation, DataLocation, int]] = {}
         self._table: PackedMatrix | None = None
-        self._layer_inputs: Sequence[ir.Value] = ()
+        self.layer_inputs: Sequence[ir.Value] = ()
+        self._stored = {tensor.name for tensor in model.tensors()}
         self._places_of_ones: dict[int, DataLocation] = {}
 
     def body(self, graph: Graph, start: int, stop: int, between: Sequence[int] = ()) -> None:
@@ -55,211 +57,56 @@ class OnnxDecoder:
         """
         if start == 0:
             ids = graph.input("input_ids", INT64, ["batch", "tokens"])
-            hidden = self._embed(graph, ids)
+            hidden = self.embed(graph, ids)
             if self.model.per_layer_input:
-                self._layer_inputs = write_layer_inputs(graph, self.packing, self.model, ids, hidden)
+                ops, table = OnnxOps(self, graph), self.packing.table(f"{self.model.prefix}embed_tokens_per_layer")
+                inputs = decoder.layer_inputs(self.model, ops, hidden, graph.lookup(table, ids, LAYER_INPUTS))
+                # One Split, because onnxruntime would join a Gather for each layer into a Split that it cannot save.
+                self.layer_inputs = ops.split(inputs, len(self.model.layers))
         else:
             hidden = graph.input("hidden_in", graph.numbers, ["batch", "tokens", self.model.hidden_size])
         lengths = graph.input("seqlens_k", INT32, ["batch"])
         total = graph.input("total", INT32, [])
         delta: ir.Value | None = None
         for index in range(start, stop):
-            hidden, delta = self._layer(graph, index, hidden, delta, lengths, total, puts_out=index in between)
-            self._done(index + 1)
+            if index in between and delta is not None:
+                hidden, delta = graph.op("Add", hidden, delta, name=hidden_name(index)), None
+                graph.output(hidden, hidden_name(index), graph.numbers, ["batch", "tokens", self.model.hidden_size])
+            hidden, delta = decoder.layer(self.model, index, OnnxOps(self, graph, index, lengths, total), hidden, delta)
+            self.done(index + 1)
         if delta is not None:
             hidden = graph.op("Add", hidden, delta, name="hidden")
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", self.model.hidden_size])
 
     def head(self, graph: Graph) -> None:
         """Write the head: from hidden states to logits, in float32 on every device."""
-        model = self.model
-        rows = graph.input("hidden_in", graph.numbers, ["rows", model.hidden_size])
-        rows = self._norm(graph, rows, f"{model.prefix}{model.names.last_norm}")
-        rows = self._scaled(graph, rows, "head.scale", model.logit_scale)
-        logits = graph.linear(rows, self._head_matrix(), "head")
-        if graph.numbers != FLOAT:
-            logits = graph.op("Cast", logits, name="head.cast", to=FLOAT)
-        if model.logit_softcap:
-            cap = graph.constant("head.softcap", model.logit_softcap, FLOAT)
-            capped = graph.op("Tanh", graph.op("Div", logits, cap, name="head.scaled"), name="head.tanh")
-            logits = graph.op("Mul", capped, cap, name="head.capped")
-        graph.output(logits, "logits", FLOAT, ["rows", model.vocab_size])
+        rows = graph.input("hidden_in", graph.numbers, ["rows", self.model.hidden_size])
+        logits = decoder.head(self.model, OnnxOps(self, graph), rows)
+        graph.output(logits, "logits", FLOAT, ["rows", self.model.vocab_size])
 
-    def _embed(self, graph: Graph, ids: ir.Value) -> ir.Value:
-        model, table = self.model, self.packing.table(f"{self.model.prefix}embed_tokens")
-        self._table = table
-        return self._scaled(graph, graph.lookup(table, ids, "embedding"), "embedding.scale", model.embedding_scale)
+    def embed(self, graph: Graph, ids: ir.Value) -> ir.Value:
+        """Write the look-up of the tokens' embeddings."""
+        self._table = self.packing.table(f"{self.model.prefix}embed_tokens")
+        return OnnxOps(self, graph).scale(graph.lookup(self._table, ids, "embedding"), self.model.embedding_scale)
 
-    def _head_matrix(self) -> PackedMatrix:
+    def head_matrix(self) -> PackedMatrix:
         if not self.model.tied:
             return self.packing.matrix(self.model.head)
         assert self._table is not None, "the body is written before the head"
         return self.packing.head_of(self._table, f"{self.model.prefix}embed_tokens")
 
-    def _layer(
-        self,
-        graph: Graph,
-        index: int,
-        hidden: ir.Value,
-        delta: ir.Value | None,
-        lengths: ir.Value,
-        total: ir.Value,
-        puts_out: bool,
-    ) -> tuple[ir.Value, ir.Value | None]:
-        """Write one layer; return the residual stream and the layer's output, not yet added; None where it is added.
+    def bias(self, *modules: str) -> DataLocation | None:
+        """Return the stacked biases of modules, if they have any."""
+        names = [f"{module}.bias" for module in modules]
+        return self.packing.joined_vectors(names) if names[0] in self._stored else None
 
-        `puts_out`: make the residual stream before the layer an output of the graph.
-        """
-        model, name = self.model, f"{self.model.prefix}layers.{index}"
-        before_attention, after_attention, before_feed, after_feed = model.layer_norms()
-        x, hidden = self._enter(graph, hidden, delta, name, before_attention)
-        if puts_out:
-            graph.output(hidden, hidden_name(index), graph.numbers, ["batch", "tokens", model.hidden_size])
-        layer = model.layers[index]
-        if layer.delta_rule:
-            x = write_delta_rule(graph, self.packing, model, index, layer.delta_rule, x)
-        elif layer.conv_taps:
-            x = write_convolution(graph, self.packing, model, index, layer.conv_taps, x)
-        else:
-            x = self._attention(graph, index, layer, x, lengths, total)
-        x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
-        x, hidden = self._enter(graph, hidden, x, name, before_feed)
-        if layer.experts and model.experts:
-            fed = write_experts(graph, self.packing, model.experts, name, x)
-        else:
-            fed = self._feed_forward(graph, name, x)
-        fed = self._leave(graph, fed, f"{name}.mlp", name, after_feed)
-        if not model.layer_scalars:
-            return hidden, fed
-        hidden = graph.op("Add", hidden, fed, name=f"{name}.mlp.added")
-        if self._layer_inputs:
-            hidden = add_own_input(graph, self.packing, model, index, hidden, self._layer_inputs[index])
-        factor = graph.stored(f"{name}.layer_scalar", graph.numbers, [1], self.packing.vector(f"{name}.layer_scalar"))
-        return graph.op("Mul", hidden, factor, name=f"{name}.scaled"), None
-
-    def _enter(
-        self, graph: Graph, hidden: ir.Value, delta: ir.Value | None, layer: str, norm: str | None
-    ) -> tuple[ir.Value, ir.Value]:
-        """Add `delta` to the residual stream; return the normalised input of the layer's next part, and the stream."""
-        if norm is not None and delta is not None:
-            return self._add_norm(graph, hidden, delta, f"{layer}.{norm}")
-        if delta is not None:
-            hidden = graph.op("Add", hidden, delta, name=f"{delta.name}.added")
-        return hidden if norm is None else self._norm(graph, hidden, f"{layer}.{norm}"), hidden
-
-    def _leave(self, graph: Graph, x: ir.Value, part: str, layer: str, norm: str | None) -> ir.Value:
-        """Return the output of a layer's part, normalised and scaled for the residual stream."""
-        x = x if norm is None else self._norm(graph, x, f"{layer}.{norm}")
-        return self._scaled(graph, x, f"{part}.scaled", self.model.residual_scale, "residual.scale")
-
-    def _attention(
-        self, graph: Graph, index: int, layer: Layer, x: ir.Value, lengths: ir.Value, total: ir.Value
-    ) -> ir.Value:
-        model, parent = self.model, f"{self.model.prefix}layers.{index}"
-        name = f"{parent}.self_attn"
-        shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
-        owner = model.kv_owner(index)
-        past = [graph.input(f"past.{owner}.{kind}", self.cache, shape) for kind in ("key", "value")]
-        *queries, gate = self._queries(graph, parent, layer, x)
-        rotary = self._rotary(graph, layer)
-        if model.norms_after_rope:
-            queries[:2] = write_late_norms(graph, self.packing, model, index, queries, rotary, x, lengths)
-            rotary = ()
-        optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
-        if layer.window is not None:
-            optional["local_window_size"] = layer.window
-        if model.attention_softcap:
-            optional["softcap"] = model.attention_softcap
-        if layer.rope is not None and model.ropes[layer.rope].interleaved:
-            optional["rotary_interleaved"] = 1
-        inputs: list[ir.Value | None] = [*queries, *past, lengths, total, *rotary]
-        if model.attention_sinks:
-            place = self.packing.vector(f"{name}.sinks")
-            sinks = graph.stored(f"{name}.sinks", graph.numbers, [model.heads], place)
-            inputs += [*[None] * (SINKS - len(inputs)), sinks]
-        output, key, value = graph.ops(
-            "GroupQueryAttention", *inputs,
-            outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
-        )  # fmt: skip
-        graph.output(key, f"present.{index}.key", self.cache, shape)
-        graph.output(value, f"present.{index}.value", self.cache, shape)
-        if gate is not None:
-            share = graph.op("Sigmoid", gate, name=f"{name}.share")
-            output = graph.op("Mul", output, share, name=f"{name}.gated")
-        return self._linear(graph, output, f"{parent}.{model.names.output}", model.output_bias)
-
-    def _queries(self, graph: Graph, layer_name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
-        """Return query, key, value and gate. The first has all three joined unless a norm or gate needs them apart."""
-        model, name = self.model, f"{layer_name}.self_attn"
-        modules = [f"{name}.{kind}_proj" for kind in "qkv"]
-        if model.fused_qkv:
-            return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None, None
-        if not layer.stores_kv:
-            query = self._linear(graph, x, modules[0], model.qkv_bias)
-            if model.qk_norm:
-                query = self._head_norm(
-                    graph, query, f"{layer_name}.{model.names.query_norm}", layer.head_dim, model.heads
-                )
-            none = self._no_tokens(graph, query, name, layer)
-            return query, none, none, None
-        if not (model.qk_norm or model.attention_gate) and self.packing.can_join(*modules):
-            bias = self.packing.joined_vectors([f"{module}.bias" for module in modules]) if model.qkv_bias else None
-            return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None, None
-        query, key = (self._linear(graph, x, module, model.qkv_bias) for module in modules[:2])
-        value = self._linear(graph, x, modules[2], model.qkv_bias) if layer.has_values else key
-        if model.value_norm:
-            value = self._head_norm(graph, value, f"{name}.v_norm", layer.head_dim, layer.kv_heads, weighted=False)
-        gate: ir.Value | None = None
-        if model.attention_gate:
-            query, gate = self._without_gate(graph, query, name, layer.head_dim)
-        if model.qk_norm:
-            weighted = not model.norms_after_rope
-            query, key = (
-                self._norm(graph, part, f"{layer_name}.{norm}")
-                if model.qk_norm_span == "layer"
-                else self._head_norm(graph, part, f"{layer_name}.{norm}", layer.head_dim, heads, weighted=weighted)
-                for part, norm, heads in (
-                    (query, model.names.query_norm, model.heads),
-                    (key, model.names.key_norm, layer.kv_heads),
-                )
-            )
-        return query, key, value, gate
-
-    def _no_tokens(self, graph: Graph, query: ir.Value, name: str, layer: Layer) -> ir.Value:
-        """Write keys (or values) of no tokens, with which attention reads the cache and adds nothing to it."""
-        width = layer.kv_heads * layer.head_dim
-        ends = graph.constant(f"none.{width}", [0, width], INT64)
-        starts, axes = graph.constant("none.starts", [0, 0], INT64), graph.constant("none.axes", [1, 2], INT64)
-        return graph.op("Slice", query, starts, ends, axes, name=f"{name}.none")
-
-    def _without_gate(self, graph: Graph, x: ir.Value, name: str, head_dim: int) -> tuple[ir.Value, ir.Value]:
-        """Split the queries from the gates, which are interleaved head by head."""
-        heads = self.model.heads
-        split = graph.constant(f"heads.{heads}.gated", [0, -1, heads, 2 * head_dim], INT64)
-        joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
-        by_head = graph.op("Reshape", x, split, name=f"{name}.by_head")
-        parts = graph.ops("Split", by_head, outputs=2, name=f"{name}.query_gate", axis=-1, num_outputs=2)
-        query, gate = (graph.op("Reshape", part, joined, name=f"{part.name}.joined") for part in parts)
-        return query, gate
-
-    def _head_norm(
-        self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int, *, weighted: bool = True
-    ) -> ir.Value:
-        """Write a norm over each head, because the CPU's attention operator has none."""
-        split = graph.constant(f"heads.{heads}.{head_dim}", [0, -1, heads, head_dim], INT64)
-        joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
-        x = graph.op("Reshape", x, split, name=f"{name}.split")
-        weight = self._norm_weight(graph, name) if weighted else self._ones(graph, head_dim)
-        x = graph.norm(x, weight, self.model.norm_epsilon, name)
-        return graph.op("Reshape", x, joined, name=f"{name}.joined")
-
-    def _ones(self, graph: Graph, count: int) -> ir.Value:
+    def ones(self, graph: Graph, count: int) -> ir.Value:
         """Return the weights of a norm that has none."""
         if count not in self._places_of_ones:
             self._places_of_ones[count] = self.packing.floats(np.ones(count, np.float32))
         return graph.stored(f"ones.{count}", graph.numbers, [count], self._places_of_ones[count])
 
-    def _rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
+    def rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
         """Return the cosines and sines of this layer's rope; empty if it has none."""
         if layer.rope is None:
             return ()
@@ -274,33 +121,162 @@ class OnnxDecoder:
             for kind, place in (("cos", cosine), ("sin", sine))
         )
 
-    def _feed_forward(self, graph: Graph, layer: str, x: ir.Value) -> ir.Value:
-        model, names, name = self.model, self.model.names, f"{layer}.mlp"
-        if model.fused_gate_up:
-            both, width = self.packing.matrix(f"{name}.gate_up_proj"), model.intermediate_size
-            gate = graph.linear(x, both.rows(0, width), f"{name}.gate_proj")
-            up = graph.linear(x, both.rows(width, 2 * width), f"{name}.up_proj")
-        else:
-            gate = self._linear(graph, x, f"{layer}.{names.gate}", model.mlp_bias)
-            up = self._linear(graph, x, f"{layer}.{names.up}", model.mlp_bias)
-        x = graph.op("Mul", graph.activation(gate, model.activation, f"{name}.activation"), up, name=f"{name}.gated")
-        return self._linear(graph, x, f"{layer}.{names.down}", model.mlp_bias)
 
-    def _linear(self, graph: Graph, x: ir.Value, module: str, has_bias: bool) -> ir.Value:
-        bias = self.packing.vector(f"{module}.bias") if has_bias else None
-        return graph.linear(x, self.packing.matrix(module), module, bias)
+def _site(value: ir.Value) -> str:
+    """Return the name of the module that made a value, to name what becomes of it."""
+    return str(value.name).removesuffix(".product")
 
-    def _scaled(self, graph: Graph, x: ir.Value, name: str, scale: float, constant: str | None = None) -> ir.Value:
-        if scale == 1.0:
+
+class OnnxOps(decoder.Ops[ir.Value]):
+    """Writes the operations of one layer, or of the head, for `x` [batch, tokens, width]."""
+
+    def __init__(
+        self,
+        owner: OnnxDecoder,
+        graph: Graph,
+        index: int | None = None,
+        lengths: ir.Value | None = None,
+        total: ir.Value | None = None,
+    ) -> None:
+        self._owner, self._graph, self._model, self._packing = owner, graph, owner.model, owner.packing
+        self._parent = self._model.prefix if index is None else f"{self._model.prefix}layers.{index}."
+        self._index, self._layer = index or 0, self._model.layers[index or 0]
+        self._lengths, self._total = lengths, total
+
+    def linear(self, x: ir.Value, module: str) -> ir.Value:
+        if module == decoder.HEAD:
+            logits = self._graph.linear(x, self._owner.head_matrix(), module)
+            in_float = self._graph.numbers == FLOAT
+            return logits if in_float else self._graph.op("Cast", logits, name=f"{module}.cast", to=FLOAT)
+        name = f"{self._parent}{module}"
+        bias = self._owner.bias(name)
+        return self._graph.linear(x, self._packing.matrix(name), name, bias)
+
+    def products(self, x: ir.Value, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[ir.Value]:
+        modules = [f"{self._parent}{module}" for module in dict.fromkeys(part.module for part in parts)]
+        if may_join and self._packing.can_join(*modules):
+            bias = self._owner.bias(*modules)
+            return [self._graph.linear(x, self._packing.matrix(*modules), f"{self._parent}self_attn.qkv_proj", bias)]
+        if parts[0].rows is None:
+            return [self.linear(x, part.module) for part in parts]
+        matrix = self._packing.matrix(modules[0])
+        return [
+            self._graph.linear(x, matrix.rows(part.rows.start, part.rows.stop), f"{self._parent}{part.name}")
+            for part in parts
+            if part.rows is not None
+        ]
+
+    def norm(self, x: ir.Value, name: str | None, heads: tuple[int, int] | None = None) -> ir.Value:
+        graph, label = self._graph, f"{x.name}.norm" if name is None else f"{self._parent}{name}"
+        if heads is None:
+            return graph.norm(x, self._norm_weight(name), self._model.norm_epsilon, label)
+        # The CPU's attention operator has no norms of heads.
+        x = self._reshaped(x, f"{label}.split", *heads)
+        weight = self._owner.ones(graph, heads[1]) if name is None else self._norm_weight(name)
+        return self._reshaped(graph.norm(x, weight, self._model.norm_epsilon, label), f"{label}.joined", prod(heads))
+
+    def add_norm(self, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
+        label = f"{self._parent}{name}"
+        return self._graph.add_norm(x, y, self._norm_weight(name), self._model.norm_epsilon, label)
+
+    def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        return self._graph.op("Add", x, y, name=f"{_site(y)}.added")
+
+    def multiply(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        return self._graph.op("Mul", x, y, name=f"{x.name}.gated")
+
+    def scale(self, x: ir.Value, factor: float) -> ir.Value:
+        if factor == 1.0:
             return x
-        return graph.op("Mul", x, graph.constant(constant or f"{name}.factor", scale), name=name)
+        return self._graph.op("Mul", x, self._graph.constant(f"scale.{factor!r}", factor), name=f"{_site(x)}.scaled")
 
-    def _norm(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
-        return graph.norm(x, self._norm_weight(graph, name), self.model.norm_epsilon, name)
+    def activate(self, x: ir.Value, kind: str) -> ir.Value:
+        return self._graph.activation(x, kind, f"{_site(x)}.{kind}")
 
-    def _add_norm(self, graph: Graph, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
-        return graph.add_norm(x, y, self._norm_weight(graph, name), self.model.norm_epsilon, name)
+    def softcap(self, x: ir.Value, cap: float) -> ir.Value:
+        limit = self._graph.constant(f"softcap.{cap!r}", cap, FLOAT)
+        capped = self._graph.op("Tanh", self._graph.op("Div", x, limit, name="head.scaled"), name="head.tanh")
+        return self._graph.op("Mul", capped, limit, name="head.capped")
 
-    def _norm_weight(self, graph: Graph, name: str) -> ir.Value:
-        place = self.packing.vector(f"{name}.weight", add=1.0 if self.model.norm_offset else 0.0)
-        return graph.stored(f"{name}.weight", graph.numbers, [place.length // self.packing.numbers.itemsize], place)
+    def split(self, x: ir.Value, count: int) -> Sequence[ir.Value]:
+        return self._graph.ops("Split", x, outputs=count, name=f"{_site(x)}.parts", axis=-1, num_outputs=count)
+
+    def split_gate(self, queries: ir.Value) -> tuple[ir.Value, ir.Value]:
+        heads, width = self._model.heads, self._layer.head_dim
+        parts = self.split(self._reshaped(queries, f"{queries.name}.by_head", heads, 2 * width), 2)
+        query, gate = (self._reshaped(part, f"{part.name}.joined", heads * width) for part in parts)
+        return query, gate
+
+    def factor(self, x: ir.Value, name: str) -> ir.Value:
+        stored = f"{self._parent}{name}"
+        factor = self._graph.stored(stored, self._graph.numbers, [1], self._packing.vector(stored))
+        return self._graph.op("Mul", x, factor, name=f"{stored}.scaled")
+
+    def own_input(self) -> ir.Value:
+        return self._owner.layer_inputs[self._index]
+
+    def experts(self, x: ir.Value, experts: Experts) -> ir.Value:
+        return write_experts(self._graph, self._packing, experts, self._parent.removesuffix("."), x)
+
+    def convolve(self, x: ir.Value, module: str, taps: int) -> ir.Value:
+        name = f"{self._parent}{module}"
+        return write_convolution(self._graph, self._packing, self._index, name, taps, x, self._owner.bias(name))
+
+    def delta_rule(self, rule: DeltaRule, mixed: ir.Value, decay: ir.Value, strength: ir.Value) -> ir.Value:
+        epsilon = self._model.norm_epsilon
+        return write_delta_rule(
+            self._graph, self._packing, self._index, self._parent, rule, epsilon, mixed, decay, strength
+        )
+
+    def attend(self, parts: Sequence[ir.Value], late_norms: Sequence[str]) -> ir.Value:
+        model, layer, graph, name = self._model, self._layer, self._graph, f"{self._parent}self_attn"
+        shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
+        owner = model.kv_owner(self._index)
+        past = [graph.input(f"past.{owner}.{kind}", self._owner.cache, shape) for kind in ("key", "value")]
+        queries: list[ir.Value | None] = [*parts, *[None] * (3 - len(parts))]
+        if not layer.stores_kv:
+            queries[1:] = [self._no_tokens(parts[0])] * 2
+        rotary = self._owner.rotary(graph, layer)
+        assert self._lengths is not None and self._total is not None, "the body has lengths"
+        if late_norms:
+            rotated = write_late_norms(graph, self._packing, model, self._index, parts, rotary, self._lengths)
+            queries[:2], rotary = rotated, ()
+        optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
+        if layer.window is not None:
+            optional["local_window_size"] = layer.window
+        if model.attention_softcap:
+            optional["softcap"] = model.attention_softcap
+        if layer.rope is not None and model.ropes[layer.rope].interleaved:
+            optional["rotary_interleaved"] = 1
+        inputs: list[ir.Value | None] = [*queries, *past, self._lengths, self._total, *rotary]
+        if model.attention_sinks:
+            place = self._packing.vector(f"{name}.sinks")
+            sinks = graph.stored(f"{name}.sinks", graph.numbers, [model.heads], place)
+            inputs += [*[None] * (SINKS - len(inputs)), sinks]
+        output, key, value = graph.ops(
+            "GroupQueryAttention", *inputs,
+            outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
+        )  # fmt: skip
+        graph.output(key, f"present.{self._index}.key", self._owner.cache, shape)
+        graph.output(value, f"present.{self._index}.value", self._owner.cache, shape)
+        return output
+
+    def _no_tokens(self, query: ir.Value) -> ir.Value:
+        """Write keys (or values) of no tokens, with which attention reads the cache and adds nothing to it."""
+        width = self._layer.kv_heads * self._layer.head_dim
+        ends = self._graph.constant(f"none.{width}", [0, width], INT64)
+        starts, axes = (
+            self._graph.constant(f"none.{part}", at, INT64) for part, at in (("starts", [0, 0]), ("axes", [1, 2]))
+        )
+        return self._graph.op("Slice", query, starts, ends, axes, name=f"{self._parent}self_attn.none")
+
+    def _reshaped(self, x: ir.Value, name: str, *sizes: int) -> ir.Value:
+        """Reshape each token's values to `sizes`."""
+        shape = self._graph.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], INT64)
+        return self._graph.op("Reshape", x, shape, name=name)
+
+    def _norm_weight(self, name: str | None) -> ir.Value:
+        assert name is not None, "only norms of heads have no weights"
+        stored = f"{self._parent}{name}.weight"
+        place = self._packing.vector(stored, add=1.0 if self._model.norm_offset else 0.0)
+        return self._graph.stored(stored, self._graph.numbers, [place.length // self._packing.numbers.itemsize], place)

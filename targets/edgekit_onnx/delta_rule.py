@@ -9,28 +9,25 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgekit.model.parts import DeltaRule
-from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import UNIT_EPSILON
-from edgekit_onnx.convolution import FLOAT, INT64, convolved
+from edgekit_onnx.convolution import FLOAT, INT64
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.packing import OnnxPacking
 
 
 def write_delta_rule(
-    graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, rule: DeltaRule, x: ir.Value
-) -> ir.Value:
-    """Write the linear attention of layer `index`. Its recurrent part: the memory and the convolution's last inputs."""
-    name = f"{model.prefix}layers.{index}.linear_attn"
+    graph: Graph, packing: OnnxPacking, index: int, layer: str, rule: DeltaRule, epsilon: float,
+    mixed: ir.Value, decay: ir.Value, strength: ir.Value,
+) -> ir.Value:  # fmt: skip
+    """Write the normalised values that queries read from the memory of layer `index`, which is its recurrent part.
 
-    def linear(module: str, values: ir.Value) -> ir.Value:
-        return graph.linear(values, packing.matrix(f"{name}.{module}"), f"{name}.{module}")
+    `mixed` are queries, keys and values; `epsilon` belongs to the norm of each head's values.
+    """
+    name = f"{layer}linear_attn"
 
     def stored(part: str, size: int) -> ir.Value:
         return graph.stored(f"{name}.{part}", FLOAT, [size], packing.vector(f"{name}.{part}"))
 
-    mixed, gate, strength, decay = (linear(f"in_proj_{part}", x) for part in ("qkv", "z", "b", "a"))
-    mixed = convolved(graph, packing, index, f"{name}.conv1d", rule.taps, mixed, rule.channels, False)
-    mixed = graph.activation(mixed, "silu", f"{name}.mixed")
     strength = graph.op("Sigmoid", strength, name=f"{name}.strength")
     rate = graph.op("Add", decay, stored("dt_bias", rule.value_heads), name=f"{name}.dt")
     rate = _softplus(graph, rate, f"{name}.rate")
@@ -38,11 +35,8 @@ def write_delta_rule(
     decay = graph.op("Mul", rate, least, name=f"{name}.decay")
     read = _read(graph, name, index, rule, [*_parts(graph, name, rule, mixed), decay, strength])
     by_head = _reshaped(graph, read, f"{name}.by_head", rule.value_heads, rule.value_dim)
-    normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), model.norm_epsilon, f"{name}.norm")
-    normed = _reshaped(graph, normed, f"{name}.normed", rule.values)
-    return linear(
-        "out_proj", graph.op("Mul", normed, graph.activation(gate, "silu", f"{name}.gate"), name=f"{name}.gated")
-    )
+    normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), epsilon, f"{name}.norm")
+    return _reshaped(graph, normed, f"{name}.normed", rule.values)
 
 
 def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:

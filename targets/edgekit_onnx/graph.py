@@ -116,6 +116,8 @@ class Graph:
             return self.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
         if kind == "gelu_tanh":
             return self.op("Gelu", x, name=name, approximate="tanh")
+        if kind == "sigmoid":
+            return self.op("Sigmoid", x, name=name)
         assert kind == "gelu", kind
         return self.op("Gelu", x, name=name)
 

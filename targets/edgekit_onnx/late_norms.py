@@ -22,9 +22,8 @@ def write_late_norms(
     packing: OnnxPacking,
     model: ModelSpec,
     index: int,
-    parts: Sequence[ir.Value | None],
+    parts: Sequence[ir.Value],
     rotary: tuple[ir.Value, ...],
-    x: ir.Value,
     lengths: ir.Value,
 ) -> list[ir.Value]:
     """Write the rotation of normalised queries and keys [batch, tokens, width], and the weights of both norms."""
@@ -32,7 +31,7 @@ def write_late_norms(
     query, key = parts[:2]
     if layer.rope is not None:
         rope = model.ropes[layer.rope]
-        positions = graph.shared("positions", lambda: _positions(graph, x, lengths))
+        positions = graph.shared("positions", lambda: _positions(graph, parts[0], lengths))
         query, key = (
             graph.op(
                 "RotaryEmbedding", part, positions, *rotary, domain=MICROSOFT, name=f"{name}.{which}.rotated",
@@ -40,7 +39,6 @@ def write_late_norms(
             )
             for part, which, heads in ((query, "query", model.heads), (key, "key", layer.kv_heads))
         )  # fmt: skip
-    assert query is not None and key is not None
     width = model.heads * layer.head_dim
     split = graph.constant(f"heads.{model.heads}.{layer.head_dim}", [0, -1, model.heads, layer.head_dim], INT64)
     query = graph.op("Reshape", query, split, name=f"{name}.query.by_head")

@@ -42,7 +42,6 @@ from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.sensitivity import predicted_losses
-from edgekit.quant.side_inputs import layer_inputs
 from edgekit.quant.vllm_compat import handover, refuse_split
 from examples.benchmarks import quantisation_cost
 
@@ -119,7 +118,7 @@ def test_awq_folding_does_not_change_a_layers_output(tmp_path: Path, family: str
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return torch.from_numpy(stored.floats(name, rows))
 
-    side_inputs = layer_inputs(spec, ids, hidden, read)
+    side_inputs = decoder.layer_inputs(spec, ids, hidden, read)
     before = decoder.layer_forward(spec, 1, tensors, hidden, side_inputs=side_inputs)
     head_dim = spec.layers[1].head_dim
     for fold in awq.folds_of(spec, 1):
@@ -302,7 +301,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
         values.retain_grad()
 
     hidden = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
-    side_inputs = layer_inputs(spec, ids, hidden.detach(), read)
+    side_inputs = decoder.layer_inputs(spec, ids, hidden.detach(), read)
     for index in range(len(spec.layers)):
         prefix = f"{spec.prefix}layers.{index}."
         hidden = decoder.layer_forward(
