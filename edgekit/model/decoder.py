@@ -41,7 +41,7 @@ class Ops(ABC, Generic[Value]):
 
     @abstractmethod
     def norm(self, x: Value, name: str | None, heads: tuple[int, int] | None = None) -> Value:
-        """Return the RMS norm, of each of `heads` (number, width) if they are given; None: a norm without weights."""
+        """Return the norm, of each of `heads` (number, width) if they are given; None: a norm without weights."""
 
     # Arrays have these operators; a dialect whose values lack them writes its own.
     def add(self, x: Value, y: Value) -> Value:
@@ -126,7 +126,11 @@ def layer(
         mixed = _convolution(ops, kind.conv_taps, x)
     else:
         mixed = _attention(spec, kind, ops, x)
-    x, hidden = _enter(ops, hidden, _leave(spec, ops, mixed, after_mixing), before_feed)
+    mixed = _leave(spec, ops, mixed, after_mixing)
+    if spec.parallel:
+        hidden = ops.add(hidden, mixed)
+    else:
+        x, hidden = _enter(ops, hidden, mixed, before_feed)
     fed = ops.experts(x, spec.experts) if kind.experts and spec.experts else _feed_forward(spec, kind, ops, x)
     fed = _leave(spec, ops, fed, after_feed)
     if not (spec.per_layer_input or spec.layer_scalars):
@@ -164,10 +168,10 @@ def attention_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
 
 
 def feed_forward_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
-    """Return the linears of the gate and of what it gates."""
+    """Return the linears of the gate and of what it gates, or of what is activated without a gate."""
     width, gate, up = kind.intermediate_size or spec.intermediate_size, spec.names.gate, spec.names.up
     if not spec.fused_gate_up:
-        return [Part(gate, gate), Part(up, up)]
+        return [Part(gate, gate), Part(up, up)] if spec.gated else [Part(up, up)]
     return [Part(gate, "mlp.gate_up_proj", slice(0, width)), Part(up, "mlp.gate_up_proj", slice(width, 2 * width))]
 
 
@@ -230,5 +234,6 @@ def _linear_attention(ops: Ops[Value], rule: DeltaRule, x: Value) -> Value:
 
 
 def _feed_forward(spec: ModelSpec, kind: Layer, ops: Ops[Value], x: Value) -> Value:
-    gate, up = ops.products(x, feed_forward_inputs(spec, kind))
-    return ops.linear(ops.multiply(ops.activate(gate, spec.activation), up), spec.names.down)
+    first, *others = ops.products(x, feed_forward_inputs(spec, kind))
+    fed = ops.activate(first, spec.activation)
+    return ops.linear(ops.multiply(fed, others[0]) if others else fed, spec.names.down)

@@ -32,6 +32,7 @@ class ModelSpec(Frozen):
     max_positions: Tokens
     norm_epsilon: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     norm_offset: bool = False  # Gemma stores w and uses 1 + w
+    centred_norms: bool = Field(False, exclude_if=lambda value: not value)  # layer norms without biases (Cohere)
     activation: Literal["silu", "gelu_tanh", "gelu", "relu2"] = "silu"
     embedding_scale: Positive = 1.0
     residual_scale: Positive = 1.0  # scales the outputs of attention and feed-forward (Granite)
@@ -49,6 +50,9 @@ class ModelSpec(Frozen):
     value_norm: bool = Field(False, exclude_if=lambda value: not value)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
+    # Attention and feed-forward read the same normalised input, and both are added to the residual stream (Cohere).
+    parallel: bool = Field(False, exclude_if=lambda value: not value)
+    gated: bool = Field(True, exclude_if=lambda value: value)  # False: the activation of `up` alone (Arcee)
     # In q_proj, every head's rows are followed by the rows of a gate, whose sigmoid scales the head's output (Qwen3.5).
     attention_gate: bool = Field(False, exclude_if=lambda value: not value)
     # Each head has a learnt logit in its softmax, which takes a share of the weights and has no value (gpt-oss).
@@ -67,7 +71,7 @@ class ModelSpec(Frozen):
     prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
     head: Text = "lm_head"  # the module of an untied head
     # Of other modules.
-    naming: Literal["llama", "lfm2", "hunyuan"] = Field("llama", exclude_if=lambda value: value == "llama")
+    naming: Literal["llama", "lfm2", "hunyuan", "glm4"] = Field("llama", exclude_if=lambda value: value == "llama")
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
     # None: a decoder. An encoder attends in both directions, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None
@@ -157,9 +161,11 @@ class ModelSpec(Frozen):
         attention takes that name.
         """
         if not self.post_norms:
-            return self.names.before_attention, None, self.names.before_feed, None
-        before = ("input_layernorm", "pre_feedforward_layernorm") if self.pre_norms else (None, None)
-        return before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm"
+            return self.names.before_attention, None, None if self.parallel else self.names.before_feed, None
+        before_attention, after_attention, before_feed, after_feed = self.names.with_post_norms
+        if not self.pre_norms:
+            return None, after_attention, None, after_feed
+        return before_attention, after_attention, before_feed, after_feed
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
@@ -273,7 +279,7 @@ def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:
     if model.fused_gate_up:
         yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, model.hidden_size, model.mlp_bias)
     else:
-        if not model.is_bert:
+        if model.gated and not model.is_bert:
             yield from _linear(f"{name}{names.gate}", size, model.hidden_size, model.mlp_bias)
         yield from _linear(f"{name}{names.up}", size, model.hidden_size, model.mlp_bias)
     yield from _linear(f"{name}{names.down}", model.hidden_size, size, model.mlp_bias)

@@ -48,11 +48,20 @@ class ModuleNames(NamedTuple):
     before_attention: str = "input_layernorm"
     before_feed: str = "post_attention_layernorm"
     last_norm: str = "norm"
+    # Before and after attention, before and after the feed-forward, in a model with norms after them.
+    with_post_norms: tuple[str, str, str, str] = (
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    )  # fmt: skip
 
 
 NAMES = {
     "llama": ModuleNames(),
     "hunyuan": ModuleNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    "glm4": ModuleNames(
+        with_post_norms=(
+            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm",
+        )
+    ),
     "lfm2": ModuleNames(
         "self_attn.out_proj", "self_attn.q_layernorm", "self_attn.k_layernorm", "feed_forward.w1", "feed_forward.w3",
         "feed_forward.w2", "operator_norm", "ffn_norm", "embedding_norm",

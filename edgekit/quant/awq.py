@@ -48,7 +48,7 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         gates: tuple[str, ...] = ("mlp.gate_up_proj",)
         up = Fold((names.down,), "mlp.gate_up_proj", slice(size, 2 * size))
     else:
-        gates = (names.gate, names.up)
+        gates = (names.gate, names.up) if spec.gated else (names.up,)
         up = Fold((names.down,), names.up, slice(0, size))
     if layer.conv_taps:
         # Fold into the second gate: `out_proj` reads a product with these rows of `in_proj`.
@@ -56,13 +56,17 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         readers, values = ("conv.in_proj",), Fold(("conv.out_proj",), "conv.in_proj", slice(hidden, 2 * hidden))
     if layer.delta_rule:
         readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
-    norms = [(readers, before_attention), (gates, before_feed)]
+    together = spec.parallel  # attention and feed-forward read one norm
+    norms = (
+        [((*readers, *gates), before_attention)] if together else [(readers, before_attention), (gates, before_feed)]
+    )
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
     # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it. Nor
     # do values that are normalised or come from another layer.
     has_source = not (layer.delta_rule or spec.value_norm)
     of_values = [values] if has_source else []
-    return [*of_norms[:1], *of_values, *of_norms[1:], up]
+    # An activation without a gate bends what would be folded into its input.
+    return [*of_norms[:1], *of_values, *of_norms[1:], *([up] if spec.gated else [])]
 
 
 class Inputs(NamedTuple):

@@ -41,7 +41,7 @@ _FIELDS = (
     "hidden_size", "intermediate_size", "heads", "vocab_size", "norm_epsilon", "norm_offset", "activation",
     "embedding_scale", "residual_scale", "logit_scale", "attention_scale", "attention_softcap", "logit_softcap",
     "qk_norm", "qk_norm_span", "pre_norms", "post_norms", "qkv_bias", "output_bias", "mlp_bias", "fused_qkv",
-    "fused_gate_up", "tied", "experts", "per_layer_input", "layer_scalars",
+    "fused_gate_up", "tied", "experts", "per_layer_input", "layer_scalars", "centred_norms", "parallel", "gated",
 )  # fmt: skip
 _COPIED = ("Q4_0", "Q4_K", "IQ4_NL")  # on x86-64 with AVX2, as measured with the pinned library
 _AS_WIDE = ("qwen2", "phi3")  # whose queries llama.cpp reads by the hidden size alone

@@ -241,6 +241,8 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
 
     def norm(self, x: torch.Tensor, name: str | None, heads: tuple[int, int] | None = None) -> torch.Tensor:
         by_norm = x if heads is None else x.reshape(*x.shape[:-1], *heads)
+        if self._spec.centred_norms:
+            by_norm = by_norm - by_norm.mean(-1, keepdim=True)
         result = normed(by_norm, self._spec.norm_epsilon)
         if name is not None:
             weight = self._tensors[f"{name}.weight"]

@@ -115,11 +115,11 @@ class StepForward(nn.Module):
 
 
 class Norm(nn.Module):
-    """The RMS norm. The offset of a stored weight is added when the module is built."""
+    """The norm. The offset of a stored weight is added when the module is built."""
 
     def __init__(self, spec: ModelSpec, weight: NDArray[np.float32]) -> None:
         super().__init__()
-        self.epsilon = fixed(np.full(1, spec.norm_epsilon, np.float32))
+        self.centred, self.epsilon = spec.centred_norms, fixed(np.full(1, spec.norm_epsilon, np.float32))
         self.weight = fixed(weight + 1.0 if spec.norm_offset else weight)
         self.mean = fixed(np.full((1, weight.shape[-1]), 1.0 / weight.shape[-1], np.float32))
 
@@ -128,6 +128,8 @@ class Norm(nn.Module):
 
     def unweighted(self, values: torch.Tensor) -> torch.Tensor:
         # A mean as a product with constants: XNNPACK cannot lower a mean, which would split the layer into parts.
+        if self.centred:
+            values = values - functional.linear(values, self.mean)
         squares = functional.linear(values * values, self.mean, self.epsilon)
         return values * torch.rsqrt(squares)
 

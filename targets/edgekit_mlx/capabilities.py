@@ -7,12 +7,6 @@ from edgekit.contracts.recurrent import checkpoint_tokens, is_recurrent
 from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
 
-_FAMILIES = (
-    "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
-    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "qwen3_5_text", "mixtral",
-    "qwen3_moe", "gpt_oss",
-)  # fmt: skip
-
 
 def capabilities(model: ModelSpec, *, on_metal: bool) -> Capabilities:
     """Return what the GPU or the CPU can do with the model."""
@@ -27,11 +21,9 @@ def capabilities(model: ModelSpec, *, on_metal: bool) -> Capabilities:
         vocabulary=model.vocab_size,
         kv_bits=(*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ())),
         narrowest="" if can_quantise else " with heads that 32 does not divide",
-        refusal=None
-        if model.family in _FAMILIES
-        else f"no family {model.family}; choose one of {', '.join(_FAMILIES)}",
         features=frozenset(features),
         why_not={
+            "encoders": f"{model.family} is an encoder; plan for onnx on the CPU",
             "evictions": f"a window of tokens is not supported for {model.family}, whose scores depend on positions; "
             "plan without --window, or for onnx",
             "exits": f"exits are not supported with the recurrent layers of {model.family}; plan without --exit",

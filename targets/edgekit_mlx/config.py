@@ -68,6 +68,8 @@ def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
         case "gemma4_text":  # the shapes of global layers
             full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
             return {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
+        case "cohere2":
+            return {"sliding_window_pattern": window_pattern(model)}
         case "exaone4":  # windows are letters: L for a layer with a window, G for one without
             letters = "".join("G" if layer.window is None else "L" for layer in model.layers)
             return {"sliding_window_pattern": letters if "L" in letters else None}
@@ -156,7 +158,7 @@ def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
     if model.family == "ministral3":  # required by mlx-lm; it is 1 within the planned context
         beta = (source.get("rope_parameters") or source.get("rope_scaling") or {}).get("llama_4_scaling_beta", 0.0)
         fields["rope_parameters"]["llama_4_scaling_beta"] = beta
-    if model.family in ("phi3", "qwen3_5_text"):
+    if model.family in ("phi3", "qwen3_5_text", "glm4"):
         share = rope.dim / model.head_dim
         fields["partial_rotary_factor"] = share
         fields["rope_parameters"]["partial_rotary_factor"] = share
@@ -210,9 +212,13 @@ def differences(model: ModelSpec, context: int) -> list[str]:
     notes = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}
     honours = model.family in ("llama", "smollm3") and any(layer.window is None for layer in model.layers)
-    if windows and not honours and model.family not in ("gemma3_text", "gemma4_text", "gpt_oss"):
+    if windows and not honours and model.family not in ("gemma3_text", "gemma4_text", "gpt_oss", "cohere2"):
         notes.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
-    if model.family == "gemma3_text":
+    if model.family == "arcee":
+        notes.append("mlx-lm has no class for arcee, so it cannot load this folder")
+    if model.family == "glm" and any(rope.dim < model.head_dim for rope in model.ropes.values()):
+        notes.append("mlx-lm's glm rotates whole heads, and this model a part of each")
+    if model.family in ("gemma3_text", "cohere2"):
         pattern = window_pattern(model)
         periodic = [index % pattern != pattern - 1 for index in range(len(model.layers))]
         if windows and periodic != [layer.window is not None for layer in model.layers]:

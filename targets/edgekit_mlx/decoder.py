@@ -138,7 +138,10 @@ class MlxOps(decoder.Ops[mx.array]):
     def norm(self, x: mx.array, name: str | None, heads: tuple[int, int] | None = None) -> mx.array:
         weight = None if name is None else self._weights.norms[f"{self._name}{name}"]
         by_norm = x if heads is None else x.reshape(len(x), *heads)
-        normed = mx.fast.rms_norm(by_norm, weight, self._model.norm_epsilon)
+        if self._model.centred_norms:
+            normed = mx.fast.layer_norm(by_norm, weight, None, self._model.norm_epsilon)
+        else:
+            normed = mx.fast.rms_norm(by_norm, weight, self._model.norm_epsilon)
         return normed.astype(self._weights.numbers).reshape(x.shape)
 
     def activate(self, x: mx.array, kind: str) -> mx.array:

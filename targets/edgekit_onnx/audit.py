@@ -44,7 +44,7 @@ _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "Ma
 _OPERATORS |= {"Exp", "LinearAttention", "Neg", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
-_OPERATORS |= {"MoE", "QMoE", "ReduceSum", "Softmax", "TopK"}
+_OPERATORS |= {"MoE", "QMoE", "Relu", "ReduceSum", "Softmax", "TopK"}
 _OPERATORS |= {"Range", "RotaryEmbedding"}  # the kernel refuses positions beyond its tables
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10

@@ -79,8 +79,9 @@ def _refusal(model: ModelSpec, recipe: Recipe) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_native():
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
-    if model.activation not in ("silu", "gelu_tanh", "gelu"):
-        return f"activation {model.activation} is not supported; plan for another target"
+    odd = [layer.head_dim for layer in model.layers if layer.head_dim % 8 and not (layer.is_recurrent or model.encoder)]
+    if odd:
+        return f"heads of {odd[0]} values are not supported, only multiples of 8; plan for another target"
     rules = [layer.delta_rule for layer in model.layers if layer.delta_rule]
     if max([*(layer.conv_taps or 0 for layer in model.layers), *(rule.taps for rule in rules)]) > MOST_TAPS:
         return f"convolutions over more than {MOST_TAPS} tokens are not supported; plan for another target"

@@ -22,9 +22,9 @@ from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.delta_rule import write_delta_rule
 from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
-from edgekit_onnx.late_norms import write_late_norms
 from edgekit_onnx.layout import LAYER_INPUTS, SINKS, hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
+from edgekit_onnx.rotation import rotates_apart, write_rotation
 
 INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -142,6 +142,8 @@ class OnnxOps(decoder.Ops[ir.Value]):
         self._parent = self._model.prefix if index is None else f"{self._model.prefix}layers.{index}."
         self._index, self._layer = index or 0, self._model.layers[index or 0]
         self._lengths, self._total = lengths, total
+        rope = self._model.ropes.get(self._layer.rope or "")
+        self._rotates_apart = rope is not None and (self._model.norms_after_rope or rotates_apart(rope))
 
     def linear(self, x: ir.Value, module: str) -> ir.Value:
         if module == decoder.HEAD:
@@ -154,7 +156,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
 
     def products(self, x: ir.Value, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[ir.Value]:
         modules = [f"{self._parent}{module}" for module in dict.fromkeys(part.module for part in parts)]
-        if may_join and self._packing.can_join(*modules):
+        if may_join and not self._rotates_apart and self._packing.can_join(*modules):
             bias = self._owner.bias(*modules)
             return [self._graph.linear(x, self._packing.matrix(*modules), f"{self._parent}self_attn.qkv_proj", bias)]
         if parts[0].rows is None:
@@ -168,16 +170,17 @@ class OnnxOps(decoder.Ops[ir.Value]):
 
     def norm(self, x: ir.Value, name: str | None, heads: tuple[int, int] | None = None) -> ir.Value:
         graph, label = self._graph, f"{x.name}.norm" if name is None else f"{self._parent}{name}"
+        epsilon, centred = self._model.norm_epsilon, self._model.centred_norms
         if heads is None:
-            return graph.norm(x, self._norm_weight(name), self._model.norm_epsilon, label)
+            return graph.norm(x, self._norm_weight(name), epsilon, label, centred=centred)
         # The CPU's attention operator has no norms of heads.
         x = self._reshaped(x, f"{label}.split", *heads)
         weight = self._owner.ones(graph, heads[1]) if name is None else self._norm_weight(name)
-        return self._reshaped(graph.norm(x, weight, self._model.norm_epsilon, label), f"{label}.joined", prod(heads))
+        return self._reshaped(graph.norm(x, weight, epsilon, label, centred=centred), f"{label}.joined", prod(heads))
 
     def add_norm(self, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
-        label = f"{self._parent}{name}"
-        return self._graph.add_norm(x, y, self._norm_weight(name), self._model.norm_epsilon, label)
+        label, epsilon, centred = f"{self._parent}{name}", self._model.norm_epsilon, self._model.centred_norms
+        return self._graph.add_norm(x, y, self._norm_weight(name), epsilon, label, centred=centred)
 
     def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self._graph.op("Add", x, y, name=f"{_site(y)}.added")
@@ -238,9 +241,13 @@ class OnnxOps(decoder.Ops[ir.Value]):
             queries[1:] = [self._no_tokens(parts[0])] * 2
         rotary = self._owner.rotary(graph, layer)
         assert self._lengths is not None and self._total is not None, "the body has lengths"
-        if late_norms:
-            rotated = write_late_norms(graph, self._packing, model, self._index, parts, rotary, self._lengths)
-            queries[:2], rotary = rotated, ()
+        if rotary and self._rotates_apart:
+            rope, heads = model.ropes[layer.rope or ""], (model.heads, layer.kv_heads)
+            for index, (part, kind) in enumerate(zip(parts[:2], ("query", "key"), strict=False)):
+                rotated = f"{name}.{kind}.rotated"
+                queries[index] = write_rotation(graph, part, rope, rotary, self._lengths, heads[index], rotated)
+            rotary = ()
+        queries[0] = self._weighted(queries[0], late_norms)
         optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
         if layer.window is not None:
             optional["local_window_size"] = layer.window
@@ -260,6 +267,16 @@ class OnnxOps(decoder.Ops[ir.Value]):
         graph.output(key, f"present.{self._index}.key", self._owner.cache, shape)
         graph.output(value, f"present.{self._index}.value", self._owner.cache, shape)
         return output
+
+    def _weighted(self, query: ir.Value | None, norms: Sequence[str]) -> ir.Value | None:
+        """Scale queries by the weights of norms that come after the rope (Hunyuan), so that keys can be rotated on."""
+        if not norms or query is None:
+            return query
+        heads, width = self._model.heads, self._layer.head_dim
+        query = self._reshaped(query, f"{self._parent}query.by_head", heads, width)
+        for norm in norms:
+            query = self._graph.op("Mul", query, self._norm_weight(norm), name=f"{self._parent}{norm}.weighted")
+        return self._reshaped(query, f"{self._parent}query.joined", heads * width)
 
     def _no_tokens(self, query: ir.Value) -> ir.Value:
         """Write keys (or values) of no tokens, with which attention reads the cache and adds nothing to it."""

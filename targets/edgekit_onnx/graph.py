@@ -111,28 +111,32 @@ class Graph:
         )  # fmt: skip
 
     def activation(self, x: ir.Value, kind: str, name: str) -> ir.Value:
-        """Write an activation, by its name in `ModelSpec`."""
-        if kind == "silu":
-            return self.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
-        if kind == "gelu_tanh":
-            return self.op("Gelu", x, name=name, approximate="tanh")
-        if kind == "sigmoid":
-            return self.op("Sigmoid", x, name=name)
+        """Write an activation, by its name in `ModelSpec`, or `sigmoid`."""
+        match kind:
+            case "silu":
+                return self.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
+            case "gelu_tanh":
+                return self.op("Gelu", x, name=name, approximate="tanh")
+            case "relu2":
+                positive = self.op("Relu", x, name=f"{name}.positive")
+                return self.op("Mul", positive, positive, name=name)
+            case "sigmoid":
+                return self.op("Sigmoid", x, name=name)
         assert kind == "gelu", kind
         return self.op("Gelu", x, name=name)
 
-    def norm(self, x: ir.Value, weight: ir.Value, epsilon: float, name: str) -> ir.Value:
-        """Write an RMS norm over the last axis."""
+    def norm(self, x: ir.Value, weight: ir.Value, epsilon: float, name: str, *, centred: bool = False) -> ir.Value:
+        """Write an RMS norm over the last axis; `centred`: a layer norm without a bias."""
+        if centred:
+            return self.op("LayerNormalization", x, weight, name=name, epsilon=epsilon, axis=-1, stash_type=1)
         return self.op("SimplifiedLayerNormalization", x, weight, name=name, epsilon=epsilon, axis=-1, stash_type=1)
 
     def add_norm(
-        self, x: ir.Value, y: ir.Value, weight: ir.Value, epsilon: float, name: str
+        self, x: ir.Value, y: ir.Value, weight: ir.Value, epsilon: float, name: str, *, centred: bool = False
     ) -> tuple[ir.Value, ir.Value]:
-        """Write `x + y` and its RMS norm; return the norm and the sum."""
-        outputs = self.ops(
-            "SkipSimplifiedLayerNormalization", x, y, weight,
-            outputs=4, domain=MICROSOFT, name=name, epsilon=epsilon,
-        )  # fmt: skip
+        """Write `x + y` and its norm; return the norm and the sum."""
+        kind = "SkipLayerNormalization" if centred else "SkipSimplifiedLayerNormalization"
+        outputs = self.ops(kind, x, y, weight, outputs=4, domain=MICROSOFT, name=name, epsilon=epsilon)
         outputs[1].name = outputs[2].name = ""
         return outputs[0], outputs[3]
 

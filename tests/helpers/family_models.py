@@ -171,9 +171,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral3",
         {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
     ),
+    "glm": ("glm", {**SMALL, "head_dim": 32}),
+    "glm4": ("glm4", {**SMALL, "head_dim": 32, "partial_rotary_factor": 0.75}),
+    "arcee": ("arcee", {**SMALL, "mlp_bias": True}),
+    "cohere2": ("cohere2", {**SMALL, "num_hidden_layers": 4, "sliding_window": 12, "logit_scale": 0.7}),
 }
 # Families that differ from Llama in small ways.
-TWISTED = ("ministral3", "granite", "hunyuan", "exaone4", "olmo2", "olmo3", "ernie4_5")
+TWISTED = (
+    "ministral3",
+    "granite",
+    "hunyuan",
+    "exaone4",
+    "olmo2",
+    "olmo3",
+    "ernie4_5",
+    "glm",
+    "glm4",
+    "arcee",
+    "cohere2",
+)
 # Families with a recurrent part, which not every target runs.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", LFM2),

@@ -156,8 +156,9 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
         attention = module.self_attn
         assert attention.scaling == pytest.approx(spec.attention_scale)
         assert attention.head_dim == layer.head_dim
-        in_exaone = spec.family != "exaone4" or attention.sliding_window is None or attention.is_sliding
-        assert bool(getattr(attention, "use_rope", in_exaone)) == (layer.rope is not None)
+        rotates = spec.family != "exaone4" or attention.sliding_window is None or attention.is_sliding
+        rotates = attention.sliding_window is not None if spec.family == "cohere2" else rotates
+        assert bool(getattr(attention, "use_rope", rotates)) == (layer.rope is not None)
         assert getattr(attention, "attn_logit_softcapping", None) == spec.attention_softcap
         assert getattr(attention, "is_kv_shared_layer", False) != layer.stores_kv
     embedding_scale = getattr(decoder, "embedding_multiplier", 1.0)

@@ -122,7 +122,7 @@ def read_phi3(fields: Fields, name: str) -> ModelSpec:
         name,
         "phi3",
         (shapes.layer(read_window(fields)),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, partial=True, original=4096)},
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, partial=1.0, original=4096)},
         activation=read_activation(fields, "hidden_act", "silu"),
         fused_qkv=True,
         fused_gate_up=True,

@@ -23,7 +23,7 @@ class _Usual(NamedTuple):
     head_dim: int
     max_positions: int
     theta: float
-    partial: bool
+    partial: float | None
     original: int
     alpha: bool = False
 
@@ -34,11 +34,11 @@ def read_rope(
     max_positions: int,
     *,
     theta: float = 10_000.0,
-    partial: bool = False,
+    partial: float | None = None,
     original: int | None = None,
     alpha: bool = False,
 ) -> Rope:
-    """Read the rope of a model with one. `partial`: the family allows `partial_rotary_factor`.
+    """Read the rope of a model with one. `partial`: the default share of a head that rotates; None: always all of it.
 
     `original` is the default number of trained positions; None: all of them. `alpha`: the family's dynamic ropes may
     have an `alpha`, which raises theta for every text alike.
@@ -83,14 +83,14 @@ def read_ropes_by_kind(
     if local_theta is None:
         local_theta = fields.number("rope_theta", *_THETA, default=theta)
     local_theta = fields.number("rope_local_base_freq", *_THETA, default=local_theta)
-    usual = _Usual(full_dim, max_positions, theta, False, max_positions)
+    usual = _Usual(full_dim, max_positions, theta, None, max_positions)
     if full and scaling and _rope(full, fields, usual) != _rope(scaling, fields, usual):
         raise fields.refusal(
             "rope_scaling", "and rope_parameters.full_attention do not say the same; keep the right one"
         )
     return {
         "full": _rope(full or scaling or fields.beside(default), fields, usual),
-        "sliding": _rope(sliding or none, none, _Usual(sliding_dim, max_positions, local_theta, False, max_positions)),
+        "sliding": _rope(sliding or none, none, _Usual(sliding_dim, max_positions, local_theta, None, max_positions)),
     }
 
 
@@ -102,8 +102,8 @@ def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
     if kind not in _ALL_KINDS or section.get("mrope_section") is not None:
         raise section.unsupported("rope_type", f"is not supported; supported: {', '.join(KINDS)}")
     theta = _agreed(section, outer, "rope_theta", _THETA, usual.theta)
-    share = _agreed(section, outer, "partial_rotary_factor", (1e-3, 1.0), 1.0)
-    if share != 1.0 and not usual.partial and kind != "proportional":
+    share = _agreed(section, outer, "partial_rotary_factor", (1e-3, 1.0), usual.partial or 1.0)
+    if share != 1.0 and usual.partial is None and kind != "proportional":
         raise section.unsupported("partial_rotary_factor", "is not supported in this family; only 1.0 is")
     dim = usual.head_dim if kind == "proportional" else int(usual.head_dim * share)
     if dim < 2 or dim % 2:

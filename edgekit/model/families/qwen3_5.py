@@ -84,4 +84,4 @@ def _rope(fields: Fields, head_dim: int, max_positions: int) -> Rope:
             section.flag("mrope_interleaved", True)
             stated = {key: section.get(key) for key in section.names() if not key.startswith("mrope_")}
             ropes[spelling] = share | stated
-    return read_rope(fields.changed(**(ropes or {"rope_parameters": share})), head_dim, max_positions, partial=True)
+    return read_rope(fields.changed(**(ropes or {"rope_parameters": share})), head_dim, max_positions, partial=1.0)

@@ -33,6 +33,23 @@ def read_granite(fields: Fields, name: str) -> ModelSpec:
     return read_llama(fields, name).model_copy(update={"family": "granite", **factors})
 
 
+def read_arcee(fields: Fields, name: str) -> ModelSpec:
+    """Read AFM: Llama with a squared ReLU that gates nothing."""
+    shapes = read_shapes(fields, Defaults(positions=4096, epsilon=1e-5))
+    bias = fields.flag("attention_bias", False)
+    return shapes.spec(
+        name,
+        "arcee",
+        (shapes.layer(),) * shapes.layers,
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
+        activation=read_activation(fields, "hidden_act", "relu2"),
+        gated=False,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
 def read_olmo2(fields: Fields, name: str) -> ModelSpec:
     """Read OLMo 2: norms only after attention and feed-forward, and over all heads of q and k together."""
     shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
