@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import mlx_models
-from edgekit_mlx import MlxTarget
 from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export
 from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_on_disk, packing_of
@@ -346,10 +345,3 @@ def test_bias_beyond_float16_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InvalidInput, match=r"beyond float16.*bfloat16"):
         export(plan, made.weights, tmp_path, models.quiet)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_family_is_refused() -> None:
-    made = mlx_models.made("llama")
-    other = made.plan.model.model_copy(update={"family": "gemma3n_text"})
-    with pytest.raises(Unsupported, match="no family gemma3n_text"):
-        MlxTarget().check(made.plan.model_copy(update={"model": other}))
