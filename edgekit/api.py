@@ -28,7 +28,7 @@ from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import recipe_of
-from edgekit.quant.pipeline import need_torch, need_torch_for, neutral_weights
+from edgekit.quant.pipeline import need_torch, neutral_weights
 
 __all__ = ["export", "plan", "quantize"]
 
@@ -140,7 +140,6 @@ def quantize(
     source = open_source(model, need_weights=True)
     if is_neutral(source.folder):
         raise InvalidInput(f"{source.given}: holds neutral weights already; export it, or give the float model")
-    need_torch_for(source)
     if options.threads is not None:
         need_torch()
         import torch

@@ -35,7 +35,7 @@ from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.planner.memory import SHARES, with_facts
 from edgekit.quant.options import QuantOptions
-from edgekit.quant.pipeline import need_torch_for, neutral_weights
+from edgekit.quant.pipeline import computes, need_torch, neutral_weights
 from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
     missing = target.missing_to_export()
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
-    need_torch_for(source)
+    if not is_neutral(source.folder) and computes(plan.recipe, "rtn", plan.model):
+        need_torch()
     free, needed = free_bytes(final), _artifact_bytes(plan)
     if free < needed:
         raise OutOfSpace(str(final), needed, free)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -54,11 +56,12 @@ def _plan(source: ModelSource, context: int | None, target: str | None) -> Plan:
         raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")
     if _has_integers(source, plan):
         return plan
-    request = PlanRequest(context=context, target=plan.target, recipe=named_recipe("s8"))
-    try:
-        return make_plans(source, ["this"], request, may_measure=False)[0]
-    except DoesNotFit:
-        return plan
+    # 4 bits without calibration, where neither 8 bits fit nor torch is there to calibrate.
+    for recipe in ("s8",) if find_spec("torch") else ("s8", "s4-g32"):
+        request = PlanRequest(context=context, target=plan.target, recipe=named_recipe(recipe))
+        with suppress(DoesNotFit):
+            return make_plans(source, ["this"], request, may_measure=False)[0]
+    return plan
 
 
 def _has_integers(source: ModelSource, plan: Plan) -> bool:

@@ -15,12 +15,11 @@ from edgekit.contracts.neutral import is_module
 from edgekit.contracts.recipe import AS_IS, GGUF_BLOCKS, KEEP, Format, NumberFormat, Recipe, Rule, ScaleFormat
 from edgekit.errors import InvalidInput
 from edgekit.formats.expert_stacks import ExpertStacks
-from edgekit.formats.int_packing import IntegerFormat
+from edgekit.formats.int_packing import IntegerFormat, IntegerRows
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import ModelSource, SourceMatrix
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
-from edgekit.quant.rtn import IntMatrix
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class Kept:
     def advance(self, part: WeightPart, shard: Path) -> None:
         pass
 
-    def _kept(self, part: WeightPart) -> Iterator[tuple[str, Callable[[slice], IntMatrix]]]:
+    def _kept(self, part: WeightPart) -> Iterator[tuple[str, Callable[[slice], IntegerRows]]]:
         for tensor in part.tensors:
             stored = self._recipe.format_of(tensor)
             if stored.scales is None:
@@ -147,9 +146,6 @@ class Kept:
                 )
             yield tensor.module, partial(self._rows, tensor.name)
 
-    def _rows(self, name: str, rows: slice) -> IntMatrix:
-        import torch
-
+    def _rows(self, name: str, rows: slice) -> IntegerRows:
         assert not isinstance(self._tensors, TensorFolder | ExpertStacks), "floats have no integers"
-        found = self._tensors.integers(name, rows)
-        return IntMatrix(torch.from_numpy(found.integers), torch.from_numpy(found.scales))
+        return self._tensors.integers(name, rows)

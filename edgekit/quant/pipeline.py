@@ -26,7 +26,6 @@ from edgekit.contracts.neutral import (
     NeutralWeights,
     Statistics,
     WeightFile,
-    is_neutral,
     open_held,
     weights_store,
 )
@@ -41,7 +40,7 @@ from edgekit.quant.bit_budget import resolve_budget
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
-from edgekit.quant.methods import QuantMethod, method_for
+from edgekit.quant.methods import QuantMethod, Rtn, method_for
 from edgekit.quant.own_integers import Kept, rounded_notes
 from edgekit.quant.scale_tuning import TUNED, tuned
 from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
@@ -111,7 +110,8 @@ def _find_or_make(
         raise Unsupported(f"{model.name} has experts, into whose router awq folds nothing; choose --method gptq or rtn")
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
-        need_torch()
+        if computes(recipe, method, model):
+            need_torch()
         key = _key(model, recipe, method, hashes, calibration)
 
         def make(folder: Path) -> None:
@@ -120,7 +120,10 @@ def _find_or_make(
                 source, weights, quantised_as, model, recipe, method, before, store, progress, compute
             )
             order = partial(Order, source, quantised_as, model, recipe, method, hashes, calibration, progress)
-            on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
+            if computes(recipe, method, model):
+                on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
+            else:
+                _quantise(order(None), tensors, folder)
 
         def waiting(holder: str) -> None:
             progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
@@ -145,20 +148,20 @@ def are_kept(
     return ((store or weights_store()).root / key).is_dir()
 
 
+def computes(recipe: Recipe, method: Method, model: ModelSpec) -> bool:
+    """Return True if integers are chosen by running the model, for which torch is needed. Rounding needs none."""
+    return method in ("gptq", "awq") or recipe.smooth or budget_bytes(recipe, model) is not None
+
+
 def need_torch() -> None:
     """Raise `TargetMissing` where torch is not installed."""
     if find_spec("torch") is None:
         raise TargetMissing(
-            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]' (on Linux "
-            "without an NVIDIA card, torch's much smaller CPU build before that: pytorch.org/get-started shows the "
-            "command), or make them on another machine and bring the artifact here"
+            "calibrating weights needs torch, which rounding and running them does not: give --recipe s4-g32 or s8 "
+            "with --effort quick, or pip install 'edgekit[quantize]' (on Linux without an NVIDIA card, torch's much "
+            "smaller CPU build before that: pytorch.org/get-started shows the command), or make them on another "
+            "machine and bring the artifact here"
         )
-
-
-def need_torch_for(source: ModelSource) -> None:
-    """Raise `TargetMissing` without torch, unless the model is neutral weights already."""
-    if not is_neutral(source.folder):
-        need_torch()
 
 
 def refuse_what_cannot_be(model: ModelSpec, recipe: Recipe) -> None:
@@ -215,7 +218,7 @@ class Order(NamedTuple):
     hashes: dict[str, str]
     calibration: Calibration | None
     progress: Progress
-    device: torch.device
+    device: torch.device | None  # None: nothing is computed
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
@@ -229,7 +232,7 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
     read = parts.reader(tensors, order.model, order.device)
     if order.recipe.smooth:
         read = smoothed_reader(order.recipe, order.model, _text(order), read, folder, order.progress, order.device)
-    if base and order.calibration:
+    if base and order.calibration and order.device:
         recipe, notes = base.recipe, (*base.manifest.notes, TUNED)
         chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress, order.device)
     else:
@@ -257,6 +260,8 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
 def _method_of(order: Order, tensors: SourceTensors, read: parts.ReadRows, recipe: Recipe) -> QuantMethod:
     if order.method == "kept":
         return Kept(tensors, read, recipe)
+    if order.device is None:
+        return Rtn(read)
     return method_for(order.method, order.model, recipe, order.calibration, read, order.device)
 
 
@@ -351,7 +356,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
             name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
         },
         statistics=statistics,
-        notes=(*notes, *_expert_notes(order, statistics), *notes_of(order.device)),
+        notes=(*notes, *_expert_notes(order, statistics), *(notes_of(order.device) if order.device else ())),
     )
     write_file(folder / MANIFEST, to_sealed_json(manifest))
 

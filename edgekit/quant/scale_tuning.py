@@ -17,10 +17,11 @@ import numpy as np
 from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
+from edgekit.formats.int_packing import IntegerRows
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
 from edgekit.quant.methods import QuantMethod
-from edgekit.quant.rtn import IntMatrix, dequantise, storable
+from edgekit.quant.rtn import dequantise, storable
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, parts_of
 
 if TYPE_CHECKING:
@@ -243,10 +244,8 @@ class TunedScales:
     def advance(self, part: WeightPart, shard: Path) -> None:
         pass
 
-    def _rows_of(self, module: str) -> Callable[[slice], IntMatrix]:
-        import torch
-
-        def rows_of(rows: slice) -> IntMatrix:
-            return IntMatrix(torch.from_numpy(self._base.integers(module, rows)), self._tuning.scales(module, rows))
+    def _rows_of(self, module: str) -> Callable[[slice], IntegerRows]:
+        def rows_of(rows: slice) -> IntegerRows:
+            return IntegerRows(self._base.integers(module, rows), self._tuning.scales(module, rows).cpu().numpy())
 
         return rows_of

@@ -20,12 +20,12 @@ from edgekit.common.packages import versions_of
 from edgekit.contracts.neutral import FLOAT_DTYPES, Statistics, bits_of, on_disk, stored_as
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.formats.int_packing import float32_to_bf16, pack
+from edgekit.formats.int_packing import IntegerRows, float32_to_bf16, pack
 from edgekit.formats.safetensors import INDEX, read_header
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
-from edgekit.quant.rtn import IntMatrix, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
+from edgekit.quant.rtn import IntMatrix, blocks, in_parallel, refuse_unstorable, round_rows
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ReadRows(Protocol):
-    """Reads a tensor, or some of its rows, as float32."""
+    """Reads a tensor, or some of its rows, as float32: a tensor on a device, or an array where nothing is computed."""
 
     def __call__(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
 
@@ -64,7 +64,7 @@ class QuantizedPart(NamedTuple):
     read: ReadRows
     rounded: Mapping[str, IntMatrix]
     output_errors: Mapping[str, float]
-    kept: Mapping[str, Callable[[slice], IntMatrix]] = {}
+    kept: Mapping[str, Callable[[slice], IntegerRows]] = {}
 
 
 def parts_of(model: ModelSpec) -> list[WeightPart]:
@@ -98,18 +98,26 @@ def layout_of(part: WeightPart, model: ModelSpec, recipe: Recipe) -> dict[str, t
 
 
 def reader(source: SourceTensors, model: ModelSpec, device: torch.device | None = None) -> ReadRows:
-    """Return a reader of the source's tensors as float32, onto `device`; None: the processor."""
-    import torch
-
+    """Return a reader of the source's tensors as float32, onto `device`; None: as arrays, without torch."""
     shapes = {tensor.name: tensor.shape for tensor in model.tensors()}
 
-    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+    def read(name: str, rows: slice | None = None) -> Any:
         shape = source.entry(name).shape
         if shape != shapes[name]:
             raise InvalidInput(f"tensor {quote_short(name)} has shape {shape}, the config asks for {shapes[name]}")
-        return torch.from_numpy(source.floats(name, rows)).to(device)
+        floats = source.floats(name, rows)
+        if device is None:
+            return floats
+        import torch
+
+        return torch.from_numpy(floats).to(device)
 
     return read
+
+
+def as_array(values: Any) -> Any:
+    """Return an array of a tensor on any device, or the array itself."""
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def write_part(
@@ -151,7 +159,7 @@ def _write_floats(
     rows = tensor.shape[0]
     width = int(np.prod(tensor.shape[1:], dtype=np.int64))
     for block in blocks(rows, width):
-        values = read(tensor.name, block).cpu().numpy()
+        values = as_array(read(tensor.name, block))
         if not np.isfinite(values).all():
             raise InvalidInput(
                 f"tensor {quote_short(tensor.name)}: holds values that are not finite, near row {block.start}"
@@ -191,19 +199,19 @@ def _write_matrix(
     rounded, kept = choice.rounded.get(tensor.module), choice.kept.get(tensor.module)
 
     def write(block: slice) -> tuple[float, float]:
-        weights = choice.read(tensor.name, block)
+        weights = as_array(choice.read(tensor.name, block))
         refuse_unstorable(weights, stored, tensor.name, block.start)
         if kept is not None:
-            integers, scales = (each.to(weights.device) for each in kept(block))
+            chosen = kept(block)
         elif rounded is None:
-            integers, scales = round_to_nearest(weights, stored)
+            chosen = round_rows(weights, stored)
         else:
-            integers, scales = rounded.integers[block], rounded.scales[block]
-        packed, as_floats = pack(integers.cpu().numpy(), bits_of(stored)), scales.cpu().numpy()
+            chosen = IntegerRows(*(as_array(each[block]) for each in rounded))
+        packed, scales = pack(chosen.integers, bits_of(stored)), scales_as_stored(chosen.scales, stored)
         writer.write(names[f"{tensor.module}.weight_packed"], packed, block.start)
-        writer.write(names[f"{tensor.module}.weight_scale"], scales_as_stored(as_floats, stored), block.start)
-        lost = dequantise(integers, scales).sub_(weights).square_().sum()
-        return float(lost), float(weights.square_().sum())
+        writer.write(names[f"{tensor.module}.weight_scale"], scales, block.start)
+        lost = chosen.dequantised() - weights
+        return float(np.square(lost).sum()), float(np.square(weights).sum())
 
     lost, whole = zip(*in_parallel(write, blocks(outputs, inputs)), strict=True)
     writer.write(names[f"{tensor.module}.weight_shape"], np.array([outputs, inputs], np.int64))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from edgekit.quant import pipeline as quantise
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.pipeline import neutral_weights
-from edgekit.quant.rtn import round_to_nearest
+from edgekit.quant.rtn import round_rows, round_to_nearest
 from edgekit.quant.vllm_compat import handover
 
 pytestmark = pytest.mark.quantize
@@ -71,14 +73,34 @@ def test_every_scale_is_positive_exact_in_bfloat16_and_fp16_and_never_tiny(
     elif special == "one sign":
         weights.abs_().neg_()
     stored = Format(kind="s4", group=group) if group else Format(kind="s8")
-    integers, scales = round_to_nearest(weights, stored)
-    assert scales.shape == (rows, groups if group else 1)
-    assert (scales >= MIN_SCALE).all()
-    assert (scales == scales.bfloat16().float()).all()
-    assert (scales == scales.half().float()).all()
     low, high = (-8, 7) if group else (-128, 127)
-    assert integers.min() >= low
-    assert integers.max() <= high
+    arrays = (torch.from_numpy(part) for part in round_rows(weights.numpy(), stored))
+    for integers, scales in (round_to_nearest(weights, stored), arrays):
+        assert scales.shape == (rows, groups if group else 1)
+        assert (scales >= MIN_SCALE).all()
+        assert (scales == scales.bfloat16().float()).all()
+        assert (scales == scales.half().float()).all()
+        assert integers.min() >= low
+        assert integers.max() <= high
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float16"])
+def test_rounding_needs_no_torch_and_gives_the_same_bytes(recipe: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; sys.modules['torch'] = None\n"
+        "from edgekit.common.content_store import ContentStore\n"
+        "from edgekit.contracts.recipe import named_recipe\n"
+        "from edgekit.model.source import open_source\n"
+        "from edgekit.quant.pipeline import neutral_weights\n"
+        "source, recipe, store = open_source(sys.argv[1]), named_recipe(sys.argv[2]), ContentStore(Path(sys.argv[3]))\n"
+        "weights = neutral_weights(source, recipe, store=store)\n"
+        "print(weights.folder)\n"
+    )
+    weights = made(tmp_path, "llama untied, with biases", recipe)
+    words = [sys.executable, "-c", script, str(tmp_path / "model"), recipe, str(tmp_path / "other")]
+    other = Path(subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip())
+    shards = sorted(weights.folder.glob("*.safetensors"))
+    assert shards and [path.read_bytes() for path in shards] == [(other / path.name).read_bytes() for path in shards]
 
 
 def test_the_scale_search_is_never_worse_than_no_search() -> None:
