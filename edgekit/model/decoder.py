@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 HEAD = "head"  # the name of the head's matrix, tied or not
 
 
-class Part(NamedTuple):
+class Projection(NamedTuple):
     """A linear of a layer, and the module that stores it, alone or as some of its rows."""
 
     name: str
@@ -36,7 +36,7 @@ class Ops(ABC, Generic[Value]):
         """Return the product with a module's matrix, plus its bias if it has one."""
 
     @abstractmethod
-    def products(self, x: Value, parts: Sequence[Part], *, may_join: bool = False) -> list[Value]:
+    def products(self, x: Value, parts: Sequence[Projection], *, may_join: bool = False) -> list[Value]:
         """Return the products of linears that read the same input; one value for all of them if they may be joined."""
 
     @abstractmethod
@@ -158,29 +158,28 @@ def layer_inputs(spec: ModelSpec, ops: Ops[Value], embedded: Value, rows: Value)
     return ops.scale(ops.add(normed, ops.scale(rows, size**0.5)), 2**-0.5)
 
 
-def attention_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
+def attention_inputs(spec: ModelSpec, kind: Layer) -> list[Projection]:
     """Return the linears of queries, keys and values, as far as the layer has them."""
     names = [f"self_attn.{name}" for name in kind.projections]
     if not spec.fused_qkv:
-        return [Part(name, name) for name in names]
-    ends = accumulate(spec.qkv_widths(kind), initial=0)
-    return [Part(name, "self_attn.qkv_proj", slice(*rows)) for name, rows in zip(names, pairwise(ends), strict=True)]
+        return [Projection(name, name) for name in names]
+    ends, stored = accumulate(spec.qkv_widths(kind), initial=0), "self_attn.qkv_proj"
+    return [Projection(name, stored, slice(*rows)) for name, rows in zip(names, pairwise(ends), strict=True)]
 
 
-def feed_forward_inputs(spec: ModelSpec, kind: Layer) -> list[Part]:
+def feed_forward_inputs(spec: ModelSpec, kind: Layer) -> list[Projection]:
     """Return the linears of the gate and of what it gates, or of what is activated without a gate."""
     width, gate, up = kind.intermediate_size or spec.intermediate_size, spec.names.gate, spec.names.up
     if not spec.fused_gate_up:
-        return [Part(gate, gate), Part(up, up)] if spec.gated else [Part(up, up)]
-    return [Part(gate, "mlp.gate_up_proj", slice(0, width)), Part(up, "mlp.gate_up_proj", slice(width, 2 * width))]
+        return [Projection(gate, gate), Projection(up, up)] if spec.gated else [Projection(up, up)]
+    stored = "mlp.gate_up_proj"
+    return [Projection(gate, stored, slice(0, width)), Projection(up, stored, slice(width, 2 * width))]
 
 
-def linears(spec: ModelSpec, kind: Layer) -> list[list[Part]]:
+def linears(spec: ModelSpec, kind: Layer) -> list[list[Projection]]:
     """Return the linears of a layer of attention and a feed-forward in order; those that read one input together."""
-    output, down = spec.names.output, spec.names.down
-    return [
-        attention_inputs(spec, kind), [Part(output, output)], feed_forward_inputs(spec, kind), [Part(down, down)],
-    ]  # fmt: skip
+    output, down = ([Projection(name, name)] for name in (spec.names.output, spec.names.down))
+    return [attention_inputs(spec, kind), output, feed_forward_inputs(spec, kind), down]
 
 
 def _enter(ops: Ops[Value], hidden: Value, delta: Value | None, norm: str | None) -> tuple[Value, Value]:

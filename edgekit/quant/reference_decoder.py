@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.model import decoder
-from edgekit.model.decoder import Part
+from edgekit.model.decoder import Projection
 from edgekit.model.parts import DeltaRule, Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
@@ -235,7 +235,7 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
         self._observe_output(module, outputs)
         return outputs
 
-    def products(self, x: torch.Tensor, parts: Sequence[Part], *, may_join: bool = False) -> list[torch.Tensor]:
+    def products(self, x: torch.Tensor, parts: Sequence[Projection], *, may_join: bool = False) -> list[torch.Tensor]:
         outputs = {module: self.linear(x, module) for module in dict.fromkeys(part.module for part in parts)}
         return [outputs[part.module] if part.rows is None else outputs[part.module][..., part.rows] for part in parts]
 

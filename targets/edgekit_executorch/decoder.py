@@ -176,7 +176,9 @@ class BlockOps(decoder.Ops[torch.Tensor]):
         outputs: torch.Tensor = self._block.linears[_key(module)](x)[0]
         return outputs
 
-    def products(self, x: torch.Tensor, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[torch.Tensor]:
+    def products(
+        self, x: torch.Tensor, parts: Sequence[decoder.Projection], *, may_join: bool = False
+    ) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = self._block.linears[_key(parts[0].name)](x)
         return outputs
 

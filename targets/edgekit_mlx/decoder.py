@@ -129,7 +129,7 @@ class MlxOps(decoder.Ops[mx.array]):
         matrix = self._weights.matrices["model.embed_tokens" if self._model.tied else "lm_head"]
         return matrix(x).astype(mx.float32)
 
-    def products(self, x: mx.array, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[mx.array]:
+    def products(self, x: mx.array, parts: Sequence[decoder.Projection], *, may_join: bool = False) -> list[mx.array]:
         ends = [part.rows.stop for part in parts[:-1] if part.rows is not None]
         if ends:
             return list(mx.split(self.linear(x, parts[0].module), ends, axis=-1))

@@ -41,7 +41,7 @@ class OnnxBidirectional(OnnxDecoder):
 class _BidirectionalOps(OnnxOps):
     """The operations of a layer that attends to the whole text, or to a window around each token."""
 
-    def products(self, x: ir.Value, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[ir.Value]:
+    def products(self, x: ir.Value, parts: Sequence[decoder.Projection], *, may_join: bool = False) -> list[ir.Value]:
         return super().products(x, parts)
 
     def attend(self, parts: Sequence[ir.Value], late_norms: Sequence[str]) -> ir.Value:

@@ -69,10 +69,14 @@ class OnnxDecoder:
         total = graph.input("total", INT32, [])
         delta: ir.Value | None = None
         for index in range(start, stop):
-            if index in between and delta is not None:
-                hidden, delta = graph.op("Add", hidden, delta, name=hidden_name(index)), None
-                graph.output(hidden, hidden_name(index), graph.numbers, ["batch", "tokens", self.model.hidden_size])
-            hidden, delta = decoder.layer(self.model, index, OnnxOps(self, graph, index, lengths, total), hidden, delta)
+            ops = OnnxOps(self, graph, index, lengths, total)
+            if index in between:
+                if delta is not None and self.model.pre_norms:
+                    ops.named_sum = hidden_name(index)
+                else:
+                    hidden, delta = hidden if delta is None else ops.add(hidden, delta), None
+                    ops.put_out(hidden, hidden_name(index))
+            hidden, delta = decoder.layer(self.model, index, ops, hidden, delta)
             self.done(index + 1)
         if delta is not None:
             hidden = graph.op("Add", hidden, delta, name="hidden")
@@ -87,7 +91,12 @@ class OnnxDecoder:
     def embed(self, graph: Graph, ids: ir.Value) -> ir.Value:
         """Write the look-up of the tokens' embeddings."""
         self._table = self.packing.table(f"{self.model.prefix}embed_tokens")
-        return OnnxOps(self, graph).scale(graph.lookup(self._table, ids, "embedding"), self.model.embedding_scale)
+        rows, scale = graph.lookup(self._table, ids, "embedding"), self.model.embedding_scale
+        return (
+            rows
+            if scale == 1.0
+            else graph.op("Mul", rows, graph.constant("embedding.factor", scale), name="embedding.scale")
+        )
 
     def head_matrix(self) -> PackedMatrix:
         if not self.model.tied:
@@ -142,6 +151,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
         self._parent = self._model.prefix if index is None else f"{self._model.prefix}layers.{index}."
         self._index, self._layer = index or 0, self._model.layers[index or 0]
         self._lengths, self._total = lengths, total
+        self.named_sum: str | None = None  # the output's name of the layer's first sum
         rope = self._model.ropes.get(self._layer.rope or "")
         self._rotates_apart = rope is not None and (self._model.norms_after_rope or rotates_apart(rope))
 
@@ -154,7 +164,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
         bias = self._owner.bias(name)
         return self._graph.linear(x, self._packing.matrix(name), name, bias)
 
-    def products(self, x: ir.Value, parts: Sequence[decoder.Part], *, may_join: bool = False) -> list[ir.Value]:
+    def products(self, x: ir.Value, parts: Sequence[decoder.Projection], *, may_join: bool = False) -> list[ir.Value]:
         modules = [f"{self._parent}{module}" for module in dict.fromkeys(part.module for part in parts)]
         if may_join and not self._rotates_apart and self._packing.can_join(*modules):
             bias = self._owner.bias(*modules)
@@ -180,7 +190,15 @@ class OnnxOps(decoder.Ops[ir.Value]):
 
     def add_norm(self, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
         label, epsilon, centred = f"{self._parent}{name}", self._model.norm_epsilon, self._model.centred_norms
-        return self._graph.add_norm(x, y, self._norm_weight(name), epsilon, label, centred=centred)
+        normed, total = self._graph.add_norm(x, y, self._norm_weight(name), epsilon, label, centred=centred)
+        if self.named_sum:
+            self.put_out(total, self.named_sum)
+            self.named_sum = None
+        return normed, total
+
+    def put_out(self, hidden: ir.Value, name: str) -> None:
+        """Make the residual stream an output of the graph, which a drafting head reads."""
+        self._graph.output(hidden, name, self._graph.numbers, ["batch", "tokens", self._model.hidden_size])
 
     def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self._graph.op("Add", x, y, name=f"{_site(y)}.added")
