@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import shapes
+from edgekit_onnx.memory import attending_bytes
 from fake_artifacts import install, make_artifact
 
 import edgekit
@@ -14,10 +15,10 @@ from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import targets_for
-from edgekit.planner.memory import explain
+from edgekit.planner.memory import explain, load_of
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
-from edgekit.planner.scoring_memory import scoring_bytes
+from edgekit.plugins import load_target
 from edgekit.runtime.open import predict_opening
 
 SUBJECT = PlanSubject(shapes.spec_of(shapes.LLAMA_32_1B, "LLAMA_32_1B"), "LLAMA_32_1B", "0" * 64)
@@ -69,11 +70,11 @@ def test_an_opening_keeps_by_attention(
     assert len(found) == 3
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
-    model, facts, sequences = kept.artifact.plan.model, kept.artifact.plan.memory, kept.config.sequences
+    model = kept.artifact.plan.model
     added = kept.estimate.private_bytes - plain.private_bytes
     assert kept.estimate.kv_bytes == plain.kv_bytes
-    bits = kept.config.kv_config.kv_bits
-    assert added == scoring_bytes(model, kept.config.policy, facts, kv_bits=bits, sequences=sequences)
+    load = load_of(kept.artifact.plan)._replace(policy=kept.config.policy, kv_bits=kept.config.kv_config.kv_bits)
+    assert added == attending_bytes(load)
     assert added > model.heads * 256 * 32 * 4  # the weights of one layer, at least
 
 
@@ -81,11 +82,7 @@ def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> Non
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     scored = predict_opening(artifact, window=256, sinks=4, keep="scored")
     assert scored.estimate.kv_bytes == plain.kv_bytes
-    plan = scored.artifact.plan
-    copies = scoring_bytes(
-        plan.model, scored.config.policy, plan.memory, kv_bits=plan.storage.kv_bits, sequences=plan.sequences
-    )
-    assert scored.estimate.private_bytes - plain.private_bytes == copies == 4 * 4 * 256 * 32
+    assert scored.estimate.private_bytes - plain.private_bytes == 4 * 4 * 256 * 32
     assert "window 256 by valuediff" in scored.config.summary
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
 
@@ -95,7 +92,7 @@ def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
     asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
     plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]
     assert (plan.target, plan.cache.keep) == ("onnx", keep) and plan.storage.kv_bits >= 16
-    assert any("to score tokens" in line for line in explain(plan))
+    assert any("to score tokens" in line for line in explain(plan, load_target(plan.target).memory))
     for target in ("llamacpp", "executorch"):
         with pytest.raises(DoesNotFit, match=f"no scores by {keep}"):
             resolve(SUBJECT, devices, targets_for(None), asked.model_copy(update={"target": target}))

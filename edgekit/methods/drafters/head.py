@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from edgekit.artifact.sealed_head import open_head
+from edgekit.contracts.memory import total
 from edgekit.drafters import CostProbe, DraftSource, known_share
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
@@ -13,6 +14,7 @@ from edgekit.methods.drafters.assistant_drafter import AssistantDrafting, Assist
 from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.methods.drafters.head_drafter import HeadDrafting, HeadProbe
 from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
+from edgekit.planner.memory import load_of
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Plan
@@ -36,7 +38,7 @@ class HeadSource(DraftSource):
     def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
         if plan.drafter is None:
             return 0
-        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
+        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
 
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
         plan, capabilities = target.artifact.plan, target.engine.capabilities
@@ -56,7 +58,8 @@ def _opened(target: DraftTarget) -> DraftMethod:
     plan = artifact.plan
     assert plan.drafter is not None
     head = open_head(plan, artifact.folder)
-    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
+    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens)
+    size += total(artifact.target().memory(load_of(plan)), "draft_bytes")  # to look embeddings up
     model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as probe:
