@@ -56,7 +56,8 @@ def explain(plan: Plan, memory: MemoryTerms) -> list[str]:
         elif size:
             whys[kind] += f" + {why}"
     exact = total(terms(load._replace(exact=True), memory)) - total(terms(load, memory))
-    whys["activation_bytes"] += f"; exact mode takes {show_bytes(exact)} more" if exact else ""
+    if exact:
+        whys["activation_bytes"] += f"; exact mode takes {show_bytes(exact)} more"
     sizes = [(kind, name, getattr(plan.estimate, kind)) for kind, name in (*CLASSES.items(), ("disk_bytes", "on disk"))]
     return [f"{name:<15} {show_bytes(size):>9} = {whys.get(kind, 'nothing')}" for kind, name, size in sizes]
 

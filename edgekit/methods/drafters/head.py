@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from edgekit.artifact.sealed_head import open_head
-from edgekit.contracts.memory import total
+from edgekit.contracts.memory import MemoryLoad, total
 from edgekit.drafters import CostProbe, DraftSource, known_share
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
@@ -14,7 +14,6 @@ from edgekit.methods.drafters.assistant_drafter import AssistantDrafting, Assist
 from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.methods.drafters.head_drafter import HeadDrafting, HeadProbe
 from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
-from edgekit.planner.memory import load_of
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Plan
@@ -58,8 +57,10 @@ def _opened(target: DraftTarget) -> DraftMethod:
     plan = artifact.plan
     assert plan.drafter is not None
     head = open_head(plan, artifact.folder)
-    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens)
-    size += total(artifact.target().memory(load_of(plan)), "draft_bytes")  # to look embeddings up
+    tokens, sequences, chunk = kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens
+    load = MemoryLoad(plan.model, plan.recipe, plan.backend, plan.memory, tokens, sequences, kv_config.kv_bits, chunk)
+    told = artifact.target().memory(load._replace(head=plan.drafter))
+    size = head_private_bytes(plan.drafter, tokens, sequences, chunk) + total(told, "draft_bytes")
     model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as probe:
