@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import shapes
-from edgekit_onnx.memory import attending_bytes
+from edgekit_onnx.memory import memory_terms
 from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.memory import total
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
@@ -68,17 +69,16 @@ def test_an_opening_keeps_by_attention(
             found.add(runtime.generate("def area(", **text).tokens)  # type: ignore[arg-type]
             assert runtime.policy.keep == ("valuediff" if way == "scored" else way)
     assert len(found) == 3
-    plain = predict_opening(artifact, window=256, sinks=4).estimate
     kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
-    model = kept.artifact.plan.model
-    added = kept.estimate.private_bytes - plain.private_bytes
-    assert kept.estimate.kv_bytes == plain.kv_bytes
-    load = load_of(kept.artifact.plan)._replace(policy=kept.config.policy, kv_bits=kept.config.kv_config.kv_bits)
-    assert added == attending_bytes(load)
-    assert added > model.heads * 256 * 32 * 4  # the weights of one layer, at least
+    load = load_of(kept.artifact.plan)._replace(is_open=True)
+    plain, attending = (total(memory_terms(load._replace(policy=each))) for each in (None, kept.config.policy))
+    assert attending - plain > load.model.heads * 256 * 32 * 4  # the weights of one layer, at least
 
 
-def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> None:
+def test_bytes_are_those_of_a_plain_window_and_of_scoring(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     scored = predict_opening(artifact, window=256, sinks=4, keep="scored")
     assert scored.estimate.kv_bytes == plain.kv_bytes

@@ -122,7 +122,8 @@ def test_the_plan_states_and_counts_the_head(sealed: Sealed) -> None:
     matrices = sum(int(np.prod(shape)) * (2 if name == halved else 4) for name, shape in shapes.items())
     mapped = plan.estimate.mapped_weights_bytes - plain.estimate.mapped_weights_bytes
     if sealed.kind == "eagle3" and not plan.drafter.own_embedding:
-        assert mapped == matrices + looked_up_bytes(load_of(plan), plan.context)
+        rows = looked_up_bytes(load_of(plan), plan.context) if plan.target == "onnx" else 0
+        assert mapped == matrices + rows
     else:
         assert mapped >= matrices
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
