@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,17 +28,14 @@ from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
-from edgekit.device.catalogue import UnknownDevice
-from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
-from edgekit.planner.memory import SHARES, with_facts
+from edgekit.planner.memory import with_facts
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import computes, need_torch, neutral_weights
 from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
-    from edgekit.contracts.target import Target
     from edgekit.quant.calibration import Calibration
 
 
@@ -103,7 +99,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
 
 def _artifact_bytes(plan: Plan) -> int:
     """Return the predicted bytes of the artifact alone; its first opening caches files on another disk."""
-    return round(plan.estimate.disk_bytes * (1 - plan.memory.cached_share / plan.memory.disk_share))
+    return plan.estimate.disk_bytes - plan.estimate.cached_disk_bytes
 
 
 def places_for(plans: Sequence[Plan], out: str | Path) -> list[Path]:
@@ -138,7 +134,8 @@ def export(
         weights = _weights(plan, source, calibration, options)
         if not plan.recipe.is_native():
             # Where modules were promoted, the weights' recipe has one rule for each.
-            plan = _with_recipe(plan, target, weights.recipe)
+            # They may take other memory than planned.
+            plan = with_facts(plan, target.memory, plan.memory, weights.recipe)
             plan = plan.model_copy(update={"quantisation": weights.manifest.quantisation})
             check_inputs(plan)
         plan = seal_head(plan, weights, staging)
@@ -147,7 +144,7 @@ def export(
             if not (staging / path.name).exists():
                 shutil.copyfile(path, staging / path.name)
         seal_adapters(options.adapters, staging)
-        plan = with_tokenizer(plan, staging)
+        plan = with_tokenizer(plan, staging, target.memory)
         checked = self_check(target, plan, weights, staging, progress)
         costly = tuple((bits, round(kl, 4)) for bits, kl in checked.kv_costs.items() if kl > MAX_KV_KL)
         plan = plan.model_copy(update={"costly_kv": costly})
@@ -166,18 +163,6 @@ def export(
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-
-
-def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
-    """Return the plan with the recipe of its weights, which may take another share of private memory than planned."""
-    if recipe == plan.recipe:
-        return plan
-    facts = plan.memory
-    # A profile of the user's own, or of a machine that cannot be detected here: the planned shares stay.
-    with suppress(UnknownDevice, Unsupported):
-        offer = target.offer(plan.model, load_profile(plan.device), plan.backend, recipe)
-        facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
-    return with_facts(plan, facts, recipe)
 
 
 def _described(manifest: Manifest) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.common.parsing import parse_json, read_bytes
+from edgekit.contracts.memory import MemoryTerms
 from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput
 from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES
@@ -59,10 +60,10 @@ def _table(entries: int) -> int:
     return 1 << math.ceil(math.log2(entries * 8 / 7)) if entries else 0
 
 
-def with_tokenizer(plan: Plan, folder: Path) -> Plan:
+def with_tokenizer(plan: Plan, folder: Path, memory: MemoryTerms) -> Plan:
     """Return the plan with the tokenizer's memory by its file instead of by the size of the vocabulary."""
     found = tokenizer_memory(folder)
     if found is None:
         return plan
     facts = plan.memory.model_copy(update={"tokenizer_bytes": found.held, "tokenizer_reading_bytes": found.reading})
-    return with_facts(plan, facts)
+    return with_facts(plan, memory, facts)

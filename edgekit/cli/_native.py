@@ -79,17 +79,14 @@ def _report(plan: Plan, before: int | None, memory: LoopMemory) -> MemoryReport:
     """Compare the loop's memory with the plan's. `before`: private bytes of this process before the opening."""
     predicted = plan.estimate
     runtime = None if before is None or memory.engine is None else before + memory.engine
-    pairs = (
+    rows = (
         ("mapped weights", predicted.mapped_weights_bytes, memory.weights),
         ("runtime and private weights", predicted.runtime_bytes + predicted.private_weights_bytes, runtime),
         ("cache", predicted.kv_bytes, memory.cache_used),
         ("activations", predicted.activation_bytes, memory.activations),
     )
     return MemoryReport(
-        classes=tuple(
-            MemoryClass(name=name, predicted_bytes=planned, measured_bytes=measured)
-            for name, planned, measured in pairs
-        ),
+        classes=tuple(MemoryClass.of(*row) for row in rows),
         predicted=predicted,
         private_bytes=memory.process_private,
         allowed_bytes=None,

@@ -33,6 +33,7 @@ from edgekit.planner import gpu_layers
 from edgekit.planner.make import make_plans, targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
 
 _MAX_LIST_BYTES = 1 << 20
 _SHORT = 60  # characters of a reason that is shown without --explain
@@ -220,7 +221,7 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     for note in plan.all_notes:
         _print_line("note", note)
     if shown.explain:
-        for line in explain(plan):
+        for line in explain(plan, load_target(plan.target).memory):
             console.print(f"    {line}")
         console.print(f"    speed: {speed.basis}")
     if shown.all and plan.rejected:

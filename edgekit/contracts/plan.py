@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import (
@@ -13,7 +13,6 @@ from edgekit.common.bounds import (
     Bits,
     Bytes,
     ChunkTokens,
-    Count,
     Factor,
     FileBytes,
     GpuLayers,
@@ -48,64 +47,27 @@ _TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 
 class MemoryFacts(Frozen):
-    """A target's memory per stored byte. Each figure is measured or sourced, as `source` says."""
+    """What a plan's memory depends on besides its model, recipe and target. A target's own figures are in its code."""
 
-    mapped_share: Factor  # of the stored weights, mapped from files and never copied
-    private_share: Factor  # of the stored weights, copied into private memory
+    # Plans of older versions have the figures of their target here, too.
+    model_config = ConfigDict(extra="ignore")
+
     runtime_bytes: FileBytes  # interpreter, vendor library
-    library_bytes: FileBytes = 0  # the part of the runtime's bytes that does not exist yet while the tokenizer is read
-    deriving_bytes: FileBytes = 0  # what derives graphs for a cache of fewer than 32 bits, or for adapters
     # The open tokenizer, and the extra bytes while its file is parsed. None: the file was not read yet.
     tokenizer_bytes: FileBytes | None = None
     tokenizer_reading_bytes: FileBytes | None = None
-    layer_bytes: FileBytes = 0  # of the graph, per layer
-    opening_share: Factor = 0.0  # of the largest tensor's values, copied temporarily during opening
-    opening_scale_share: Factor = 1.0  # of that tensor's scales, copied temporarily during opening
+    # Private bytes per byte of stored weights, where this machine cannot map them as planned; an open engine says so.
+    copied_share: Factor = Field(0.0, exclude_if=lambda value: not value)
     scale_bits: Bits = 16  # per stored scale
     bias_bits: Bits = 0  # bits of a stored bias, if the format has biases
     row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: the whole row
     # Values per stored copy of a scale, for formats that repeat the scale of larger groups. None: one copy per group.
     scale_group: Annotated[int, Field(ge=1)] | None = None
     float_bits: Annotated[int, Field(ge=1, le=64)] | None = None  # of unquantised values; None: as the recipe stores
-    cache_scale_bits: Bits = 32  # per group of quantised keys and values; 0: the scales are fixed
-    # The first size that divides the head is the group of a quantised cache; if none does, the whole head.
-    cache_groups: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = (64, 32)
-    cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # a cache's tokens are rounded up to a multiple
-    widened_bits: Bits = 0  # per value of a quantised cache, while its layer reads it
-    # With a 16-bit cache: tokens of a chunk that a layer computes together, with their scores over the whole cache in
-    # memory. 0: the whole chunk, without scores.
-    half_cache_tokens: Count = 0
-    activation_bits: Bits = 32
-    # Arrays alive at the same time: of the width of the residual, of a feed-forward, and of all heads.
-    hidden_copies: Factor = 3.0
-    inner_copies: Factor = 3.0
-    head_copies: Factor = 2.0
-    own_input_copies: Factor = 4.0  # of the inputs that all layers have of their own, per token (Gemma 4)
-    # Extra copies of a sequence's recurrent state that one step allocates.
-    recurrent_copies: Factor = Field(0.0, exclude_if=lambda value: not value)
-    reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
-    running_bytes: FileBytes = 0  # allocated once by the first step, in addition to the activations
-    # Layers on a GPU: in its own memory, copied into the memory that it shares, or mapped there from the file.
-    gpu_memory: Literal["own", "shared", "mapped"] | None = None
-    fixed_buffers: bool = False  # True: activations and one cache have the planned size, whatever a caller requests
-    cache_at_opening: bool = False  # True, with fixed buffers: opening decides the size of the cache
-    bounds_windows: bool = False  # True: sliding-window layers store only their window
-    returned_bytes: FileBytes | None = None  # larger activations of a prompt are freed after it
-    verified_tokens: Count = 0  # tokens whose activations stay allocated after a verification of drafts
-    planned_rows: Count = 0  # rows of logits with reserved memory
-    reuses_for_logits: bool = False  # True: these rows reuse the memory of a layer's arrays, except the residual
-    mask_bits: Bits = 0  # of attention's mask, per token of the chunk, token of the cache, and kind of window
-    # True: exact mode holds a chunk's attention scores over the whole cache and its mask in 32 bits, and caches one
-    # token more.
-    exact_scores: bool = False
-    position_bytes: FileBytes = 0  # mapped per position of the context: rotary tables
-    looked_up_bytes: FileBytes = 0  # mapped per position: rows of a tied embedding, at most the whole table
     # Per-layer embeddings stay in the mapped file: bytes mapped per position on top of its row. None: held as weights.
     own_row_bytes: FileBytes | None = None
-    adapted_linear_bytes: Count = 0  # of the sessions with adapters, per adapted linear
-    exit_copies: bool = False  # True: each exit has copies of its layers and the head
-    disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept in addition to the original
-    cached_share: Factor = 0.0  # the part of `disk_share` that lies in the cache of a device that opens the artifact
+    # Layers on a GPU: in its own memory, copied into the memory that it shares, or mapped there from the file.
+    gpu_memory: Literal["own", "shared", "mapped"] | None = None
     source: Text
 
     def tokenizer(self, model: ModelSpec) -> tuple[int, int]:
@@ -164,6 +126,8 @@ class Estimate(Frozen):
     prefix_bytes: Bytes = 0  # the prefix cache
     adapter_bytes: Bytes = 0  # one adapter of the planned rank, on every linear of the layers
     disk_bytes: Bytes = 0
+    # Of `disk_bytes`, what the device that opens the artifact keeps in its cache.
+    cached_disk_bytes: Bytes = Field(0, exclude_if=lambda value: not value)
     gpu_bytes: Bytes | None = None  # in a GPU's own memory, on top of all classes; None: no layers have such a memory
 
     @property
@@ -317,7 +281,7 @@ class Plan(Frozen):
         (), exclude_if=lambda value: not value
     )
     estimate: Estimate
-    memory: MemoryFacts  # the basis of `estimate`
+    memory: MemoryFacts
     budget_bytes: FileBytes
     budget_why: Text
     speed: Speed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
@@ -12,59 +13,42 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+
+
+_IN_RECIPE = MemoryFacts(runtime_bytes=0, source="weights as a recipe has them, with scales of 16 bits")
 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     """Return the bytes of the weights as a target stores them."""
-    scales, by_rows = facts.scale_bits + facts.bias_bits, by_rows_bytes(model, recipe, facts)
-    others = _stored(model, recipe, scales, facts.row_group, facts.float_bits, facts.scale_group, bool(by_rows))
-    stored = others + by_rows
+    by_rows = by_rows_bytes(model, recipe, facts)
+    stored = _stored(model, recipe, facts, layer_table(model).name if by_rows else None) + by_rows
     budget = budget_bytes(recipe, model)
     if budget is None:
         return stored
     # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
-    extra = stored - _stored(model, recipe, 16, None, None, None, False)
-    return max(stored, budget + extra)
+    return max(stored, budget + stored - _stored(model, recipe, _IN_RECIPE, None))
 
 
 @lru_cache(maxsize=256)
-def _stored(
-    model: ModelSpec,
-    recipe: Recipe,
-    scale_bits: int,
-    row_group: int | None,
-    float_bits: int | None,
-    scale_group: int | None,
-    without_layer_table: bool,
-) -> int:
-    left_out = layer_table(model).name if without_layer_table else None
+def _stored(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, left_out: str | None) -> int:
     return sum(
-        tensor_bytes(tensor.shape, recipe.format_of(tensor), scale_bits, row_group, float_bits, scale_group)
+        tensor_bytes(tensor.shape, recipe.format_of(tensor), facts)
         for tensor in model.tensors()
         if tensor.name != left_out
     )
 
 
-def tensor_bytes(
-    shape: tuple[int, ...],
-    form: Format,
-    scale_bits: int,
-    row_group: int | None,
-    float_bits: int | None,
-    scale_group: int | None = None,
-) -> int:
-    inputs = shape[-1]
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
+def tensor_bytes(shape: tuple[int, ...], form: Format, facts: MemoryFacts) -> int:
+    """Return the bytes of a tensor with its scales and biases."""
+    rows, inputs, scale_bits = prod(shape[:-1]), shape[-1], facts.scale_bits + facts.bias_bits
     if form.is_float:
-        return rows * inputs * float_bits // 8 if float_bits else form.bytes(shape)
+        return rows * inputs * facts.float_bits // 8 if facts.float_bits else form.bytes(shape)
     if form.kind == "s4":
         assert form.group is not None
-        return rows * (inputs // 2 + inputs // min(form.group, scale_group or form.group) * scale_bits // 8)
+        return rows * (inputs // 2 + inputs // min(form.group, facts.scale_group or form.group) * scale_bits // 8)
     if form.kind == "s8":
-        group = scale_group or form.group or row_group
+        group = facts.scale_group or form.group or facts.row_group
         scales = -(-inputs // group) if group else 1
         return rows * (inputs + scales * scale_bits // 8)
     return form.bytes(shape)
@@ -75,7 +59,8 @@ def by_rows_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     if model.per_layer_input is None or facts.own_row_bytes is None:
         return 0
     table = layer_table(model)
-    return tensor_bytes(table.shape, recipe.format_of(table), 16, None, facts.float_bits)
+    form = recipe.format_of(table)
+    return tensor_bytes(table.shape, form, facts if form.is_float else _IN_RECIPE)
 
 
 def layer_table(model: ModelSpec) -> Tensor:
@@ -122,19 +107,3 @@ def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
     """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, plus `each` bytes."""
     shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
     return sum(each + rank * sum(shape) * bits // 8 for shape in shapes) if rank else 0
-
-
-def exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
-    """Return the bytes of the copies that exits need: the linears of their layers, and the head."""
-    if not facts.exit_copies:
-        return 0
-    scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
-    total = 0
-    for layers in exits:
-        mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
-        total += sum(
-            tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
-            for tensor in model.tensors()
-            if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
-        )
-    return total

@@ -11,6 +11,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities, plan_refusal
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import Recipe
 from edgekit.errors import Unsupported, quote_short
@@ -123,6 +124,13 @@ class Target(ABC):
             if backend in self.backends:
                 for recipe in self.recipes(model, device, backend):
                     yield self.offer(model, device, backend, recipe)
+
+    def memory(self, load: MemoryLoad) -> Iterable[Term]:
+        """Return the terms of all that the target has in memory and on disk, each with its reason.
+
+        By default weights are copied, and each cache and each step are allocated as they are asked for.
+        """
+        return usual_terms(load)
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory where there is no GPU."""

@@ -4,45 +4,61 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import NamedTuple
 
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recurrent import recurrent_bytes
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
-KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
+
+class CacheFormat(NamedTuple):
+    """How a target stores keys and values."""
+
+    scale_bits: int = 32  # per group of quantised keys and values; 0: the scales are fixed
+    # The first size that divides the head is the group; if none does, the last. Without any, the whole head is.
+    groups: tuple[int, ...] = (64, 32)
+    step_tokens: int = 1  # a cache's tokens are rounded up to a multiple
+    bounds_windows: bool = False  # True: sliding-window layers store only their window
+
+    def tokens(self, tokens: int) -> int:
+        """Return the tokens for which a cache of `tokens` tokens has room."""
+        return -(-tokens // self.step_tokens) * self.step_tokens
+
+    def layer_tokens(self, layer: Layer, tokens: int) -> int:
+        """Return the tokens of a layer that are stored."""
+        return min(tokens, layer.window or tokens) if self.bounds_windows else tokens
+
+    def kv_bytes(self, model: ModelSpec, tokens: int, kv_bits: int) -> int:
+        """Return the bytes of one sequence's keys and values."""
+        stored = self.tokens(tokens)
+        return sum(
+            count * (self.layer_tokens(layer, stored) * self._token_bits(layer, kv_bits) // 8)
+            for layer, count in storing_layers(model)
+        )
+
+    def state_bytes(self, model: ModelSpec, tokens: int, kv_bits: int) -> int:
+        """Return the bytes of one sequence's cache: its keys and values, and its recurrent part."""
+        return recurrent_bytes(model, tokens) + self.kv_bytes(model, tokens, kv_bits)
+
+    def _token_bits(self, layer: Layer, kv_bits: int) -> int:
+        values, groups = 2 * layer.kv_heads * layer.head_dim, self.groups or (layer.head_dim,)
+        group = next((group for group in groups if layer.head_dim % group == 0), groups[-1])
+        return values * kv_bits + (-(-values // group) * self.scale_bits if kv_bits < 16 else 0)
 
 
-def kv_bytes(
-    model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
-    groups: tuple[int, ...] = KV_GROUPS,
-) -> int:  # fmt: skip
-    """Return the bytes of one sequence's keys and values. `bounds_windows`: windowed layers store only their window."""
-    return sum(
-        count * _layer_kv_bytes(layer, held_tokens(layer, tokens, bounds_windows), kv_bits, scale_bits, groups)
-        for layer, count in storing_layers(model)
-    )
-
-
-def held_tokens(layer: Layer, tokens: int, bounds_windows: bool) -> int:
-    """Return the tokens of a layer that are stored."""
-    return min(tokens, layer.window or tokens) if bounds_windows else tokens
+def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, scale_bits: int = 32) -> int:
+    """Return the bytes of one sequence's keys and values, where windowed layers store only their window."""
+    return CacheFormat(scale_bits, bounds_windows=True).kv_bytes(model, tokens, kv_bits)
 
 
 @lru_cache(maxsize=64)
 def storing_layers(model: ModelSpec) -> tuple[tuple[Layer, int], ...]:
     """Return the different layers that cache keys and values, and how many of each; an encoder caches nothing."""
     return tuple(Counter(layer for layer in model.layers if layer.stores_kv and not model.encoder).items())
-
-
-def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
-    values = 2 * layer.kv_heads * layer.head_dim
-    otherwise = groups[-1] if groups else layer.head_dim
-    group = next((group for group in groups if layer.head_dim % group == 0), otherwise)
-    scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
-    return tokens * (values * kv_bits + scales) // 8
 
 
 def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:

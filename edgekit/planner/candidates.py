@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
+from edgekit.contracts.memory import MemoryLoad
 from edgekit.contracts.plan import Estimate, Quality, Speed, Violation
 from edgekit.contracts.quality_measurements import QualityFacts
-from edgekit.contracts.target import Offer
+from edgekit.contracts.target import Offer, Target
 from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.gpu_layers import divided, most_that_fit, shares_of, with_host_layers
-from edgekit.planner.head_memory import head_mapped_bytes, head_private_bytes, head_to_seal, with_head
+from edgekit.planner.head_memory import head_private_bytes, head_to_seal
 from edgekit.planner.ladder import ContextConfig, furthest_context
 from edgekit.planner.quality_priors import prior
 from edgekit.planner.request import PlanRequest
@@ -63,6 +64,7 @@ class Candidate(NamedTuple):
 
 def price(
     subject: PlanSubject,
+    target: Target,
     offer: Offer,
     setting: ContextConfig,
     device: DeviceProfile,
@@ -72,26 +74,22 @@ def price(
     """Predict memory, speed and quality of an offer in a setting, and collect the requirements it misses."""
     model = subject.model
     chunk = chunk_tokens(model, setting)
-    plain = memory.MemoryLoad(
-        model, offer.recipe, offer.memory, setting.held_tokens, request.sequences, setting.kv_bits, chunk
-    )
+    tokens, sequences, bits = setting.held_tokens, request.sequences, setting.kv_bits
+    plain = MemoryLoad(model, offer.recipe, offer.backend, offer.memory, tokens, sequences, bits, chunk)
+    head = subject.head_of(offer) if "drafting heads" in offer.capabilities.features else None
+    private = head_private_bytes(head, tokens, sequences, chunk) if head is not None else 0
     load = plain._replace(
         adapter_rank=request.adapter_rank if offer.capabilities.adapters else 0,
         context=setting.context,
         exits=request.exits if "exits" in offer.capabilities.features else (),
-        draft_bytes=_draft_bytes(subject.draft, plain),
+        draft_bytes=_draft_bytes(subject.draft, plain, target) + private,
         drafts=subject.draft is not None or subject.drafter is not None,
+        head=head,
         policy=setting.policy,
     )
-    alone = memory.predict(load)
-    layers = _gpu_layers(model, offer, alone, budget, request)
-    estimate = divided(alone, model, offer.recipe, offer.memory, layers)
-    head = subject.head_of(offer)
-    if head is not None and "drafting heads" in offer.capabilities.features:
-        tokens = setting.held_tokens
-        mapped = head_mapped_bytes(head, tokens, memory.looked_up_bytes(model, offer.recipe, offer.memory, tokens))
-        private = head_private_bytes(head, tokens, request.sequences, chunk, offer.memory)
-        estimate = with_head(estimate, head, mapped, private)
+    alone = memory.predict(load, target.memory)
+    layers = _gpu_layers(load, offer, alone, budget, request)
+    estimate = divided(alone, load, layers)
     predicted = speed.at_half(model, offer, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits)
     if layers is not None and offer.memory.gpu_memory == "own":
         share = shares_of(model, offer.recipe, offer.memory, layers).linears
@@ -106,20 +104,21 @@ def price(
     return Candidate(offer, setting, estimate, predicted, quality, violations, facts, layers)
 
 
-def _gpu_layers(model: ModelSpec, offer: Offer, alone: Estimate, budget: Budget, request: PlanRequest) -> int | None:
+def _gpu_layers(load: MemoryLoad, offer: Offer, alone: Estimate, budget: Budget, request: PlanRequest) -> int | None:
     """Return the layers that run on a GPU: as requested, else all or as many as its memory holds."""
     most = offer.capabilities.gpu_layers
     if most is None:
         return None
     if request.gpu_layers is not None:
         return min(request.gpu_layers, most)
-    return most_that_fit(alone, model, offer.recipe, offer.memory, budget.total_bytes, most)
+    return most_that_fit(alone, load, budget.total_bytes, most)
 
 
-def _draft_bytes(draft: ModelSpec | None, load: memory.MemoryLoad) -> int:
+def _draft_bytes(draft: ModelSpec | None, load: MemoryLoad, target: Target) -> int:
     if draft is None:
         return 0
-    estimate = memory.predict(load._replace(model=draft, facts=memory.without_tokenizer(load.facts)))
+    load = load._replace(model=draft, facts=memory.without_tokenizer(load.facts))
+    estimate = memory.predict(load, target.memory)
     return estimate.total_bytes - estimate.runtime_bytes
 
 

@@ -9,9 +9,10 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import NamedTuple
 
+from edgekit.contracts.memory import MemoryLoad
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Speed
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.stored_weights import tensor_bytes
+from edgekit.contracts.stored_weights import stored_weight_bytes, tensor_bytes
 from edgekit.model.spec import ModelSpec
 
 # Bandwidth of the RAM of a GPU's host, which profiles do not state: 80 % of two channels of DDR4-3200.
@@ -41,10 +42,7 @@ def shares_of(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: 
     head = "embedding" if model.tied else "head"
     layers = heads = everything = repeating = 0
     for tensor in model.tensors():
-        size = tensor_bytes(
-            tensor.shape, recipe.format_of(tensor), facts.scale_bits + facts.bias_bits, facts.row_group,
-            facts.float_bits, facts.scale_group,
-        )  # fmt: skip
+        size = tensor_bytes(tensor.shape, recipe.format_of(tensor), facts)
         everything += size
         repeating += size if f"{model.prefix}layers." in tensor.name or tensor.role == head else 0
         layers += size if tensor.name.startswith(prefixes) else 0
@@ -59,21 +57,20 @@ def shares_of(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: 
     )
 
 
-def divided(
-    estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: int | None
-) -> Estimate:
+def divided(estimate: Estimate, load: MemoryLoad, gpu_layers: int | None) -> Estimate:
     """Divide the estimate of a processor alone between the processor and a GPU that runs `gpu_layers`."""
-    if facts.gpu_memory is None or gpu_layers is None:
+    kind = load.facts.gpu_memory
+    if kind is None or gpu_layers is None:
         return estimate
-    shares = shares_of(model, recipe, facts, gpu_layers)
-    stored = estimate.disk_bytes / facts.disk_share
+    shares = shares_of(load.model, load.recipe, load.facts, gpu_layers)
+    stored = stored_weight_bytes(load.model, load.recipe, load.facts)
     on_gpu, moved = round(stored * shares.weights), round(stored * shares.moved)
     update = {"private_weights_bytes": round(estimate.private_weights_bytes * (1 - shares.linears))}
-    if facts.gpu_memory != "mapped":
+    if kind != "mapped":
         update["mapped_weights_bytes"] = max(0, estimate.mapped_weights_bytes - moved)
-    if facts.gpu_memory == "shared":
+    if kind == "shared":
         update["private_weights_bytes"] += on_gpu
-    if facts.gpu_memory == "own":
+    if kind == "own":
         kv, adapters = round(estimate.kv_bytes * shares.cache), round(estimate.adapter_bytes * shares.linears)
         buffers = estimate.activation_bytes if gpu_layers else 0  # each side has buffers for a whole step
         update |= {"kv_bytes": estimate.kv_bytes - kv, "adapter_bytes": estimate.adapter_bytes - adapters}
@@ -81,17 +78,15 @@ def divided(
     return estimate.model_copy(update=update)
 
 
-def most_that_fit(
-    estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_bytes: int, most: int
-) -> int:
+def most_that_fit(estimate: Estimate, load: MemoryLoad, gpu_bytes: int, most: int) -> int:
     """Return the largest number of layers that fit in a GPU's own memory. Memory that is shared holds all of them.
 
     `estimate` is the estimate for a processor alone.
     """
-    if facts.gpu_memory != "own":
+    if load.facts.gpu_memory != "own":
         return most
     numbers = range(1, most + 1)  # each takes more than the one before
-    return bisect_right(numbers, gpu_bytes, key=lambda n: divided(estimate, model, recipe, facts, n).gpu_bytes or 0)
+    return bisect_right(numbers, gpu_bytes, key=lambda count: divided(estimate, load, count).gpu_bytes or 0)
 
 
 def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_bytes_s: float) -> Speed:

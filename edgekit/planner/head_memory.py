@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from edgekit.contracts.plan import Estimate, MemoryFacts
+from edgekit.contracts.memory import Term, sized
 from edgekit.contracts.target import Offer
 from edgekit.model.head_spec import HEAD, HeadSpec
 from edgekit.model.spec import ModelSpec
@@ -35,21 +35,20 @@ def head_file_bytes(head: HeadSpec) -> int:
     return _matrix_bytes(head) + _table_bytes(head) + head.layer.vocab_size + head.draft_vocab_size * 8
 
 
-def head_mapped_bytes(head: HeadSpec, tokens: int, looked_up: int) -> int:
-    """Return the mapped bytes of drafting over `tokens` tokens, whose embeddings take `looked_up` in the target."""
-    # A target maps its embedding a second time for heads.
-    rows = min(_table_bytes(head), tokens * _PAGE_BYTES) if head.own_embedding else looked_up
-    return _matrix_bytes(head) + rows
+def head_terms(head: HeadSpec, tokens: int) -> tuple[Term, ...]:
+    """Return the weights of a head that drafts over `tokens` tokens, and of its file."""
+    rows = min(_table_bytes(head), tokens * _PAGE_BYTES)
+    return (
+        sized("mapped_weights_bytes", _matrix_bytes(head) + rows, "of the head"),
+        sized("disk_bytes", head_file_bytes(head), "of the head"),
+    )
 
 
-def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts) -> int:
+def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
     """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
     if head.kv_layers:
-        values = _assistant_values(head, sequences, chunk_tokens)
-    else:
-        values = _layer_values(head, tokens, sequences, chunk_tokens)
-    deriving = 0 if head.own_embedding else facts.deriving_bytes  # the graph that looks embeddings up
-    return deriving + _FLOAT * values
+        return _FLOAT * _assistant_values(head, sequences, chunk_tokens)
+    return _FLOAT * _layer_values(head, tokens, sequences, chunk_tokens)
 
 
 def _layer_values(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
@@ -88,22 +87,11 @@ def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> 
     return -(-weights // ranks) + 2 * heads * layer.head_dim * tokens * kv_bits // 8
 
 
-def with_head(estimate: Estimate, head: HeadSpec, mapped: int, private: int) -> Estimate:
-    """Return the estimate of a model that runs with this head."""
-    return estimate.model_copy(
-        update={
-            "mapped_weights_bytes": estimate.mapped_weights_bytes + mapped,
-            "draft_bytes": estimate.draft_bytes + private,
-            "disk_bytes": estimate.disk_bytes + head_file_bytes(head),
-        }
-    )
-
-
 def head_why(head: HeadSpec) -> str:
-    """Say what the bytes of `with_head` are."""
+    """Say what the bytes of a drafting head are."""
     return (
         f"the head's {'' if head.kv_layers else 'caches and '}hidden states; its weights, with rows for "
-        f"{head.draft_vocab_size:,} draft tokens, are mapped beside the model's"
+        f"{head.draft_vocab_size:,} draft tokens, are mapped with the model's"
     )
 
 

@@ -44,6 +44,7 @@ class RankedCandidates(NamedTuple):
     budget: Budget
     passing: tuple[Candidate, ...]  # those that meet the request, best first
     requested: tuple[Candidate, ...]  # every offer in the requested setting
+    targets: Mapping[str, Target]
 
 
 def resolve(
@@ -95,7 +96,7 @@ def _ranked(
         for setting in ladder(subject.model, offer.capabilities, request):
             if is_listed and setting.fallback_step != (0, 0, 0):
                 continue  # no other setting would make it eligible
-            candidate = price(subject, offer, setting, device, budget, request)
+            candidate = price(subject, targets[offer.target], offer, setting, device, budget, request)
             if setting.fallback_step == (0, 0, 0):
                 requested.append(candidate)
             if not candidate.violations:
@@ -108,7 +109,7 @@ def _ranked(
         passing = next((list(ranked.passing) for ranked in named if ranked.passing), [])
     passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
     requested.sort(key=lambda candidate: _place(candidate, device))
-    return RankedCandidates(device, budget, tuple(passing), tuple(requested))
+    return RankedCandidates(device, budget, tuple(passing), tuple(requested), targets)
 
 
 def _offers(
@@ -352,14 +353,16 @@ def _fix_search(
     def over_on(other: Candidate, device: DeviceProfile) -> int:
         return over_bytes(other.estimate, device.budget(None, frozenset(request.entitlements)), request)
 
+    target = ranked.targets[candidate.offer.target]
+
     def faster_on(other: Candidate, device: DeviceProfile) -> bool:
-        priced = price(subject, other.offer, other.setting, device, device.budget(), request)
+        priced = price(subject, target, other.offer, other.setting, device, device.budget(), request)
         return all(violation.what not in ("speed", "first token", "memory") for violation in priced.violations)
 
     return FixSearch(
         device=ranked.device,
         siblings=siblings,
-        price=lambda offer, setting: price(subject, offer, setting, ranked.device, ranked.budget, request),
+        price=lambda offer, setting: price(subject, target, offer, setting, ranked.device, ranked.budget, request),
         over=lambda other: over_bytes(other.estimate, ranked.budget, request),
         over_on=over_on,
         faster_on=faster_on,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,9 +16,10 @@ from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
 from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
+from edgekit.contracts.memory import total
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
 from edgekit.planner.gpu_layers import most_layers
-from edgekit.planner.memory import cache_bytes
+from edgekit.planner.memory import load_of
 from edgekit.plugins import SIGNATURES, load_own
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
@@ -75,13 +77,13 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         limit = _memory_limit(plan, options.memory)
         before, mapped_before = private_bytes_now(), mapped_data_bytes()
         planned, plan = plan, target.adapt(plan)
-        _check_smallest(plan, kv_config, limit)
+        _check_smallest(plan, kv_config, limit, target)
         engine = target.open(
             planned.model_copy(update={"cache": policy}), artifact.weights or artifact.folder, exact=options.exact
         )
         undo.callback(engine.close)
         plan = _with_capabilities(plan, engine)
-        admitted = _admitted(plan, engine, policy, kv_config, limit, options)
+        admitted = _admitted(plan, target, engine, policy, kv_config, limit, options)
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
         engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
         return_unused()
@@ -121,12 +123,13 @@ def _with_capabilities(plan: Plan, engine: Engine) -> Plan:
     capabilities = engine.capabilities = engine.capabilities.model_copy(
         update={"kv_bits": plan.offered_kv_bits(engine.capabilities.kv_bits)}
     )
-    facts = plan.memory.model_copy(update={"private_share": plan.memory.private_share + capabilities.copied_share})
+    facts = plan.memory.model_copy(update={"copied_share": capabilities.copied_share})
     return plan.model_copy(update={"memory": facts})
 
 
 def _admitted(
     plan: Plan,
+    target: Target,
     engine: Engine,
     policy: KVEvictionPolicy,
     kv_config: KVCacheConfig,
@@ -143,13 +146,12 @@ def _admitted(
     requested = _run_config(plan, policy, kv_config, options, running, saved)
     try:
         return admit(
-            plan,
+            partial(estimate_of, plan, memory=target.memory, state_bytes=engine.state_bytes),
             requested,
             limit,
             kv_bits=policy.widths(capabilities.kv_bits),
             can_evict=capabilities.can_evict,
             on_pressure=options.on_pressure,
-            state_bytes=engine.state_bytes,
         )
     except DoesNotFit as error:
         why = engine.notes if capabilities.copied_share else ()
@@ -209,9 +211,11 @@ def predict_opening(path: str | Path, options: OpenOptions) -> PredictedOpening:
     plan, policy, kv_config = _configured(artifact.plan, options)
     if options.gpu_layers is not None:
         plan = plan.model_copy(update={"gpu_layers": options.gpu_layers})
-    state_bytes = cache_bytes(plan.model, kv_config.capacity_tokens, kv_config.kv_bits, plan.memory)
-    config = _run_config(plan, policy, kv_config, options, plan.sequences, state_bytes)
-    return PredictedOpening(artifact, config, estimate_of(plan, config))
+    tokens, memory = kv_config.capacity_tokens, artifact.target().memory
+    load = load_of(plan)._replace(held_tokens=tokens, kv_bits=kv_config.kv_bits, sequences=1)
+    state = total(memory(load), "kv_bytes")
+    config = _run_config(plan, policy, kv_config, options, plan.sequences, state)
+    return PredictedOpening(artifact, config, estimate_of(plan, config, memory))
 
 
 def _configured(plan: Plan, options: OpenOptions) -> tuple[Plan, KVEvictionPolicy, KVCacheConfig]:
@@ -251,13 +255,13 @@ def _memory_limit(plan: Plan, memory: int | str | None) -> MemoryLimit:
     return min(limits, default=MemoryLimit(plan.budget_bytes, "the plan's budget"))
 
 
-def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit) -> None:
+def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit, target: Target) -> None:
     """Raise `DoesNotFit` before anything is loaded if not even the smallest cache would fit."""
     tokens = min(FEWEST_TOKENS, kv_config.capacity_tokens)
     smallest = RunConfig(
         kv_config=kv_config.model_copy(update={"capacity_tokens": tokens}), policy=KVEvictionPolicy(), sequences=1
     )
-    needed = estimate_of(plan, smallest).private_bytes
+    needed = estimate_of(plan, smallest, target.memory).private_bytes
     if needed > limit.bytes:
         raise DoesNotFit(
             f"{show_bytes(needed)} of private memory are needed with {tokens} tokens of context, and "

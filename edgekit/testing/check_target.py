@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.contracts.memory import MemoryLoad, total
 from edgekit.contracts.target import Offer, Target
 from edgekit.errors import EdgekitError
 from edgekit.testing.check_engine import check_engine
@@ -35,18 +36,20 @@ def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec 
         require(first == second, f"{device.name}: two calls give different offers")
         listed = device.targets.get(target.name, ())
         for offer in first:
-            _check_offer(target, offer, listed, device.name)
+            _check_offer(target, offer, listed, device.name, model)
         offered += len(first)
     require(offered > 0, "it offers nothing on any of these devices")
 
 
-def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device: str) -> None:
+def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device: str, model: ModelSpec) -> None:
     what = f"{device}: {offer.backend} {offer.recipe.name}"
     require(offer.target == target.name, f"{what}: the offer names the target {offer.target}")
     require(offer.backend in backends, f"{what}: the device lists only {backends}")
     require(bool(offer.capabilities.kv_bits), f"{what}: no cache width")
-    shares = (offer.memory.mapped_share, offer.memory.private_share, offer.memory.disk_share)
-    require(min(shares) >= 0 and sum(shares[:2]) > 0, f"{what}: its weights take no memory")
+    load = MemoryLoad(model, offer.recipe, offer.backend, offer.memory, 64, 1, offer.capabilities.kv_bits[0], 64)
+    terms = list(target.memory(load))
+    require(all(term.bytes >= 0 for term in terms), f"{what}: a term of memory is negative")
+    require(total(terms, "mapped_weights_bytes", "private_weights_bytes") > 0, f"{what}: its weights take no memory")
     require(0 < offer.speed.bandwidth_share <= 1, f"{what}: decodes at a share of the bandwidth that is none")
     require(bool(offer.memory.source and offer.speed.source), f"{what}: figures without a source")
     require(offer.refusal is None or bool(offer.refusal.strip()), f"{what}: refused without a word")

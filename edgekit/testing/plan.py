@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.memory import MemoryLoad, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed
 from edgekit.contracts.recipe import RECIPES
 from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.memory import MemoryLoad, predict
+from edgekit.planner.memory import predict
 
 FAKE = "fake"  # the target's name
-MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20, source="nothing is measured: a fake")
+MEMORY = MemoryFacts(runtime_bytes=1 << 20, source="nothing is measured: a fake")
 
 
 def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:
@@ -44,7 +45,7 @@ def fake_plan(
     """Return a plan for the fake target, estimated like any other."""
     model, cache, recipe = model or fake_model(), cache or KVEvictionPolicy(), RECIPES["float32"]
     capacity = cache.window or context
-    load = MemoryLoad(model, recipe, MEMORY, capacity, sequences, kv_bits=16, chunk_tokens=chunk_tokens)
+    load = MemoryLoad(model, recipe, "cpu", MEMORY, capacity, sequences, kv_bits=16, chunk_tokens=chunk_tokens)
     return Plan(
         model=model,
         model_source="fake",
@@ -61,7 +62,7 @@ def fake_plan(
         cache=cache,
         storage=KVCacheConfig(capacity_tokens=capacity, kv_bits=16),
         threads=1,
-        estimate=predict(load),
+        estimate=predict(load, usual_terms),
         memory=MEMORY,
         budget_bytes=1 << 40,
         budget_why="a fake device",

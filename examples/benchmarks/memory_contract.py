@@ -44,10 +44,11 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.common.footprint import mapped_data_bytes
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.memory import LONE_VERIFIED_ROWS
 from edgekit.contracts.plan import Estimate, Plan
 from edgekit.device.load import load_profile
-from edgekit.planner.memory import LONE_VERIFIED_ROWS
-from edgekit.runtime.memory.admission import RunConfig, estimate_of, open_estimate_of
+from edgekit.plugins import load_target
+from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation.open import drafting_bytes, drafts
 from edgekit.testing import write_adapter
 from examples.benchmarks.process_memory import HighWater, status_bytes
@@ -98,7 +99,8 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
         draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences, plan),
         drafts=drafts(asked.get("draft")),
     )
-    return estimate_of(plan, opening), open_estimate_of(plan, opening)
+    memory = load_target(plan.target).memory
+    return estimate_of(plan, opening, memory), estimate_of(plan, opening, memory, is_open=True)
 
 
 def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> dict[str, int | None]:

@@ -64,7 +64,7 @@ def plan_of(weights: NeutralWeights, threads: int) -> Plan:
         estimate=Estimate(
             mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
         ),
-        memory=MemoryFacts(mapped_share=1.0, private_share=0.0, runtime_bytes=0, source="none"),
+        memory=MemoryFacts(runtime_bytes=0, source="none"),
         budget_bytes=0, budget_why="figures", speed=Speed(
             prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"
         ),

@@ -5,6 +5,7 @@ Both come from the code that runs: the policy's own evictions, and the admission
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from edgekit.common.units import show_bytes
@@ -13,6 +14,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
 from edgekit.runtime.memory.admission import MemoryLimit, RunConfig, admit, estimate_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,14 +70,15 @@ def window_picture() -> str:
 def rungs() -> list[tuple[str, dict[str, int]]]:
     """Each rung that the bundled model goes down to as less is allowed, with its bytes by class."""
     plan = _plan()
-    state = estimate_of(plan, _opening(plan)).kv_bytes
+    price = partial(estimate_of, plan, memory=load_target(plan.target).memory)
+    state = price(_opening(plan)).kv_bytes
     wanted = _opening(plan).model_copy(update={"prefix_bytes": state})
-    asked = estimate_of(plan, wanted)
+    asked = price(wanted)
     found = [("as asked", asked.model_dump())]
     for short in (state // 2, state, state + state // 2, state + state * 3 // 4, state + state * 15 // 16):
         allowed = MemoryLimit(asked.private_bytes - short, "a picture")
         try:
-            got = admit(plan, wanted, allowed, kv_bits=(32,), can_evict=True)
+            got = admit(price, wanted, allowed, kv_bits=(32,), can_evict=True)
         except DoesNotFit:
             break
         found.append((got.ladder[-1].change, got.estimate.model_dump()))

@@ -13,6 +13,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Profile, Target
@@ -53,6 +54,11 @@ class ExecutorchTarget(Target):
         from edgekit_executorch.offers import offer
 
         return offer(model, device, backend, recipe)
+
+    def memory(self, load: MemoryLoad) -> list[Term]:
+        from edgekit_executorch.memory import memory_terms
+
+        return memory_terms(load)
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: with Python and torch, which a phone's app does without."""

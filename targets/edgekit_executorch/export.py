@@ -72,15 +72,10 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
 
 
 def _lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -> None:
-    if plan.backend == "coreml":
-        from edgekit_executorch.coreml import lower_coreml
+    if plan.backend in ("coreml", "vulkan"):
+        from edgekit_executorch.whole import lower_whole
 
-        lower_coreml(plan, weights, path, progress)
-        return
-    if plan.backend == "vulkan":
-        from edgekit_executorch.vulkan import lower_vulkan
-
-        lower_vulkan(plan, weights, path, progress)
+        lower_whole(plan, weights, path, progress)
         return
     from edgekit_executorch.decoder import ExecutorchDecoder
     from edgekit_executorch.layer_tensors import has_windows

@@ -10,6 +10,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
@@ -55,6 +56,11 @@ class LlamaCppTarget(Target):
         from edgekit_llamacpp.offers import offer
 
         return offer(model, device, backend, recipe)
+
+    def memory(self, load: MemoryLoad) -> list[Term]:
+        from edgekit_llamacpp.memory import memory_terms
+
+        return memory_terms(load)
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan as the library can run it here: without layers on a GPU where it has none."""

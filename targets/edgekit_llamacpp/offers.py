@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Literal
 
-from edgekit.common.units import MIB
 from edgekit.contracts.device import OS_TITLES, DeviceProfile
-from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.plan import SpeedFacts
 from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
-from edgekit.quant.neutral_gguf import stored_bytes
 from edgekit_llamacpp.capabilities import capabilities
-from edgekit_llamacpp.context import CELLS, OUTPUTS
+from edgekit_llamacpp.memory import facts
 
 # Its blocks hold 32 values, so larger groups lose accuracy without saving bytes: they come last.
 _RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -78,41 +74,8 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         capabilities=able.model_copy(update={"refusal": shortest.refusal}),
         only_by_name=True,  # until it is timed together with the other engines
         can_be_timed=not on_gpu,
-        memory=_on_gpu(_memory(model, recipe), device, backend) if on_gpu else _memory(model, recipe),
+        memory=facts(device, backend),
         speed=_GPU_SPEEDS[backend] if on_gpu else _SPEED,
         unavailable=_ON_WINDOWS if device.os == "windows" else None,
         notes=tuple(notes),
-    )
-
-
-def _on_gpu(facts: MemoryFacts, device: DeviceProfile, backend: str) -> MemoryFacts:
-    """Return the facts for a GPU: where its layers lie. Metal maps the file, others copy it."""
-    kind: Literal["own", "shared", "mapped"] = "own" if device.vram else "mapped" if backend == "metal" else "shared"
-    prior = "prior: the layers on the GPU as they are stored, and buffers as large as the processor's on both sides"
-    return facts.model_copy(update={"gpu_memory": kind, "source": f"{prior}; {facts.source}"})
-
-
-@lru_cache(maxsize=64)
-def _memory(model: ModelSpec, recipe: Recipe) -> MemoryFacts:
-    total, repacked = stored_bytes(model, recipe)
-    return MemoryFacts(
-        mapped_share=1.0,
-        private_share=repacked / total,
-        runtime_bytes=41 * MIB,
-        scale_bits=16,
-        scale_group=32,
-        cache_groups=(32,),
-        cache_scale_bits=16,
-        cache_step_tokens=CELLS,
-        activation_bits=32,
-        hidden_copies=5.0,
-        head_copies=1.0,
-        fixed_buffers=True,
-        cache_at_opening=True,
-        planned_rows=OUTPUTS,
-        reuses_for_logits=True,
-        mask_bits=16,
-        exact_scores=True,
-        source="the file, its 4-bit matrices copied once more in the order of the kernels; buffers as llama.cpp logs "
-        "them on x86-64 Linux",
     )

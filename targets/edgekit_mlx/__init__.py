@@ -13,6 +13,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
@@ -63,6 +64,11 @@ class MlxTarget(Target):
         from edgekit_mlx.offers import offer
 
         return offer(model, backend, recipe)
+
+    def memory(self, load: MemoryLoad) -> list[Term]:
+        from edgekit_mlx.memory import memory_terms
+
+        return memory_terms(load)
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan as this machine can run it: a plan for Metal runs on the CPU where there is no Metal."""

@@ -23,7 +23,7 @@ from edgekit_mlx.capabilities import capabilities
 from edgekit_mlx.decoder import MlxDecoder, Run
 from edgekit_mlx.kv_cache import layout
 from edgekit_mlx.layout import WEIGHTS
-from edgekit_mlx.memory import prepare
+from edgekit_mlx.preparation import prepare
 from edgekit_mlx.rope import RopeTables
 from edgekit_mlx.state import MlxState
 from edgekit_mlx.weights import Weights

@@ -1,52 +1,49 @@
-"""Chooses MLX's device and sets its memory limits from the plan.
-
-On Apple silicon, weights that are not wired can be paged out between tokens. MLX does not enforce its memory limit, so
-only the plan ensures that the model fits.
-"""
+"""What MLX allocates: weights and caches as its own arrays, equal to its counters on Linux."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from edgekit.common.units import MIB
+from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, usual_terms
+from edgekit.contracts.neutral import is_module
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recurrent import is_recurrent
+from edgekit.model.spec import ModelSpec
+from edgekit_mlx.layout import GROUPS
 
-import mlx.core as mx
-
-from edgekit.common.units import MIB, show_bytes
-from edgekit.contracts.plan import Plan
-
-_LEAST_CACHE_BYTES = 4 * MIB
-
-
-class Preparation(NamedTuple):
-    """The result of `prepare`: whether MLX computes on the GPU, and the engine's notes."""
-
-    on_gpu: bool
-    notes: tuple[str, ...]
+_PAGE_BYTES = 16 << 10  # of Apple's systems; a row begins and ends inside pages
+_METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 41 * MIB
 
 
-def prepare(plan: Plan) -> Preparation:
-    """Choose the device for this thread and set MLX's limits."""
-    has_metal = bool(mx.metal.is_available())
-    on_gpu = plan.backend == "metal" and has_metal
-    mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
-    # Keep freed buffers for the next step, but no more than one step needs, to stay within the plan.
-    mx.set_cache_limit(max(_LEAST_CACHE_BYTES, plan.estimate.activation_bytes))
-    if plan.backend == "metal" and not has_metal:
-        return Preparation(False, ("made for Metal and run on the CPU in float32: for checking, not for speed",))
-    if not on_gpu:
-        return Preparation(False, ())
-    recommended = int(mx.device_info()["max_recommended_working_set_size"])
-    limit, notes = wired_limit(plan, recommended)
-    mx.set_wired_limit(limit)
-    return Preparation(True, notes)
-
-
-def wired_limit(plan: Plan, recommended_bytes: int) -> tuple[int, tuple[str, ...]]:
-    """Return the bytes to keep resident: the planned ones, up to Metal's recommended limit; with a note beyond it."""
-    planned = plan.estimate.total_bytes - plan.estimate.runtime_bytes
-    if planned <= recommended_bytes:
-        return planned, ()
-    needed = -(-planned // MIB)
-    return recommended_bytes, (
-        f"the plan holds {show_bytes(planned)} and Metal keeps {show_bytes(recommended_bytes)} resident, so tokens "
-        f"will wait for memory; `sudo sysctl iogpu.wired_limit_mb={needed}` raises that until the next restart",
+def facts(model: ModelSpec, *, on_metal: bool) -> MemoryFacts:
+    """Return how the weights are stored, and what the runtime takes."""
+    bits = 16 if on_metal else 32
+    return MemoryFacts(
+        runtime_bytes=_METAL_RUNTIME_BYTES if on_metal else _CPU_RUNTIME_BYTES,
+        scale_bits=bits,
+        bias_bits=bits,
+        row_group=_row_group(model),
+        float_bits=bits,
+        own_row_bytes=_PAGE_BYTES,
+        source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
+        "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
+        "libraries: "
+        + ("a prior for macOS" if on_metal else "measured on Linux, private memory of three models less all others"),
     )
+
+
+def _row_group(model: ModelSpec) -> int:
+    """Return the group for which an s8 row's scale is repeated: the largest that divides every input size."""
+    inputs = {tensor.shape[-1] for tensor in model.tensors() if is_module(tensor)}
+    return next((group for group in GROUPS if all(each % group == 0 for each in inputs)), GROUPS[-1])
+
+
+def memory_terms(load: MemoryLoad) -> list[Term]:
+    """Return the terms of a model."""
+    model = load.model
+    arrays = LayerArrays(
+        bits=32 if load.backend == "metal" else 64,  # twice, as MLX holds them on Linux until a layer is done
+        # Fitted to Qwen3.5-0.8B, whose queries, keys and values also pass a convolution.
+        head_copies=2.75 if any(layer.delta_rule for layer in model.layers) else 2.0,
+        reuses=not is_recurrent(model),
+    )
+    return usual_terms(load, arrays=arrays)

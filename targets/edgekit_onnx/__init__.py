@@ -17,6 +17,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
@@ -68,6 +69,11 @@ class OnnxTarget(Target):
         from edgekit_onnx.offers import offer
 
         return offer(model, device, backend, recipe)
+
+    def memory(self, load: MemoryLoad) -> list[Term]:
+        from edgekit_onnx.memory import memory_terms
+
+        return memory_terms(load)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_onnx.export import export

@@ -18,7 +18,7 @@ from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.loading import AuditedArtifact
-from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
+from edgekit_onnx.memory import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 from edgekit_onnx.product_kernels import PRODUCT
 
 _PRODUCT = ".product"

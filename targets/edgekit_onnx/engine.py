@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, KVCacheConfig
 from edgekit.contracts.plan import Plan
@@ -46,7 +45,7 @@ from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS
 from edgekit_onnx.loading import AuditedArtifact, load
-from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
+from edgekit_onnx.memory import ARRAYS, KEPT_TOKENS, RETURNED_BYTES
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
 from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
@@ -345,7 +344,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         total = sum(self._fed_sizes)
         if not chunk.num_logits or total <= KEPT_TOKENS:
             return False
-        if layers_bytes(self.plan.model, total, self.plan.memory) < RETURNED_BYTES:
+        if ARRAYS.layers_bytes(self.plan.model, total) < RETURNED_BYTES:
             return False
         self._fed_sizes.clear()
         return True

@@ -21,7 +21,7 @@ from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.layout import GraphPart, attention_name, hidden_name
 from edgekit_onnx.loading import AuditedArtifact
-from edgekit_onnx.offers import KEPT_TOKENS
+from edgekit_onnx.memory import KEPT_TOKENS
 from edgekit_onnx.sessions import CallOptions
 
 if TYPE_CHECKING:

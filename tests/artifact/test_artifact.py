@@ -170,7 +170,7 @@ OUT_OF_BOUNDS: dict[str, object] = {
     "plan.model.layers.0.rope": "none of them",
     "plan.model.layers.0.kv_heads": 5,
     "plan.model.vocab_size": 1 << 40,
-    "plan.memory.cache_groups": [0],
+    "plan.memory.scale_group": 0,
     "plan.exits": [4000],
 }
 

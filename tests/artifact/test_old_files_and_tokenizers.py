@@ -14,9 +14,11 @@ import pytest
 from fake_artifacts import install
 
 import edgekit
+from edgekit import plugins
 from edgekit.artifact.tokenizer_memory import tokenizer_memory
 from edgekit.contracts.neutral import read_manifest
 from edgekit.planner.make import read_plan
+from edgekit.planner.memory import explain
 
 BEFORE = Path(__file__).parents[1] / "data/made_before"
 
@@ -38,6 +40,10 @@ def test_an_old_artifact_gives_the_same_answer_and_loads_its_old_prefixes(
 def test_an_old_plan_opens() -> None:
     plan = read_plan(BEFORE / "plan.json")
     assert (plan.target, plan.device, plan.recipe.name) == ("onnx", "raspberry-pi-5-8gb", "s4-g64")
+    assert plan.gpu_layers is None
+    # It has 45 figures of its target's memory, of which those stay that are no longer in the target's code.
+    assert plan.memory.scale_bits == 32 and not hasattr(plan.memory, "mapped_share")
+    assert len(explain(plan, plugins.load_target(plan.target).memory)) == 9
 
 
 def test_old_neutral_weights_open() -> None:

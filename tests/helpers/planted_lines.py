@@ -72,10 +72,10 @@ FAULTS = (
     Fault("edgekit/formats/chunking.py", "start = places[-1].offset", "start = place.offset", "tests/formats"),
     Fault("edgekit/formats/int_packing.py", "    values -= 8\n", "    values -= 7\n", "tests/formats"),
     # planner and artifacts
-    Fault("edgekit/planner/memory.py", "state * load.sequences", "state", "tests/planner"),
+    Fault("edgekit/contracts/memory.py", "size * self.sequences", "size", "tests/planner"),
     Fault("edgekit/planner/resolver.py", "if not candidate.violations:", "if candidate is not None:", "tests/planner"),
-    Fault("edgekit/contracts/token_costs.py", "return min(tokens, layer.window or tokens) if bounds_windows",
-          "return tokens if bounds_windows", "tests/planner"),
+    Fault("edgekit/contracts/token_costs.py", "return min(tokens, layer.window or tokens) if self.bounds_windows",
+          "return tokens if self.bounds_windows", "tests/planner"),
     Fault("edgekit/artifact/artifact.py", "if file_sha256(self.folder / name) != fact.sha256:",
           "if len(file_sha256(self.folder / name)) != len(fact.sha256):", "tests/artifact"),
     Fault("edgekit/artifact/artifact.py", "if path not in known:", "if path in known and path.is_dir():",

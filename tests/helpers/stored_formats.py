@@ -36,13 +36,14 @@ from edgekit.apps.lab.report import junit, report_of, rows_of
 from edgekit.apps.lab.store import LabStore
 from edgekit.artifact import artifact
 from edgekit.contracts import neutral
+from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors import INDEX, TensorFolder
 from edgekit.model.rope import frequencies
 from edgekit.model.source import open_source
-from edgekit.planner.make import make_plans, read_plan
+from edgekit.planner.make import make_plans, read_plan, targets_for
 from edgekit.planner.memory import explain
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.runtime.generation.tokenizer import Codec
@@ -52,9 +53,11 @@ from edgekit.testing import install_fake_target
 
 def check_plan(plan: Plan) -> None:
     """Compute everything that is computed from a plan alone."""
-    assert len(explain(plan)) > 5 and plan.all_notes is not None
+    target = targets_for(None).get(plan.target)
+    memory = usual_terms if target is None else target.memory
+    assert len(explain(plan, memory)) > 5 and plan.all_notes is not None
     config = RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences)
-    assert math.isfinite(plan.estimate.total_bytes + estimate_of(plan, config).total_bytes)
+    assert math.isfinite(plan.estimate.total_bytes + estimate_of(plan, config, memory).total_bytes)
     for rope in plan.model.ropes.values():
         if rope.dim <= 1 << 12:
             assert all(math.isfinite(value) for value in frequencies(rope, plan.context)[0])

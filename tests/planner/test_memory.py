@@ -7,35 +7,35 @@ from typing import Any
 import pytest
 import shapes
 from configs import PUBLISHED
+from edgekit_llamacpp.memory import memory_terms
+from edgekit_onnx import memory as onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.common.units import MIB, show_bytes
-from edgekit.contracts.activations import layers_bytes
+from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedBytes
+from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, total, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
 from edgekit.contracts.stored_weights import sharing_notes, stored_weight_bytes
-from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_weight_bytes
+from edgekit.contracts.token_costs import (
+    CacheFormat,
+    active_parameters,
+    kv_bytes,
+    operations_per_token,
+    touched_weight_bytes,
+)
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.gpu_layers import describe, most_layers
 from edgekit.planner.make import make_plans
-from edgekit.planner.memory import (
-    MemoryLoad,
-    activation_bytes,
-    cache_bytes,
-    explain,
-    predict,
-    reading_bytes,
-    with_facts,
-)
+from edgekit.planner.memory import explain, predict, with_facts
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import touched_notes
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 
-PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
+PLAIN = MemoryFacts(runtime_bytes=0, float_bits=16, source="a test")
 
 
 def test_seventy_billion_at_4096_tokens_and_32_sequences_hold_40_gib_of_keys_and_values() -> None:
@@ -60,7 +60,7 @@ def test_alternating_windows_are_counted_by_layer() -> None:
     assert (len(model.layers), len(windowed)) == (26, 22)
     a_token = 2 * 1 * 256 * 2
     assert kv_bytes(model, 8192, 16) == a_token * (22 * 512 + 4 * 8192)
-    assert kv_bytes(model, 8192, 16, bounds_windows=False) == a_token * 26 * 8192
+    assert CacheFormat().kv_bytes(model, 8192, 16) == a_token * 26 * 8192
     assert kv_bytes(model, 300, 16) == a_token * 26 * 300
 
 
@@ -130,66 +130,82 @@ def test_a_budget_of_bits_is_spent_in_full_unless_the_rules_cost_more() -> None:
     assert stored_weight_bytes(small, mixed, PLAIN) == stored_weight_bytes(small, plain, PLAIN)
 
 
+def load_for(model: ModelSpec, recipe: str = "s8", tokens: int = 16, bits: int = 16, chunk: int = 16) -> MemoryLoad:
+    return MemoryLoad(model, RECIPES[recipe], "cpu", PLAIN, tokens, 1, bits, chunk)
+
+
 def test_an_estimate_is_the_sum_of_its_classes() -> None:
-    model = shapes.spec_of(shapes.LLAMA_32_1B)
-    facts = PLAIN.model_copy(update={"mapped_share": 0.25, "private_share": 0.75, "runtime_bytes": 1000})
-    load = MemoryLoad(model, RECIPES["s4-g64"], facts, 4096, sequences=2, kv_bits=16, chunk_tokens=512)
-    estimate = predict(load._replace(draft_bytes=7, prefix_bytes=5))
-    classes = estimate.model_dump(exclude={"gpu_bytes"})  # on top of the classes
-    assert estimate.total_bytes == sum(classes.values()) - estimate.disk_bytes
+    load = load_for(shapes.spec_of(shapes.LLAMA_32_1B), "s4-g64", 4096, chunk=512)
+    load = load._replace(sequences=2, draft_bytes=7, prefix_bytes=5)
+    estimate = predict(load, lambda load: usual_terms(load, load.weights(mapped=0.25, copied=0.75)))
+    classes = estimate.model_dump(exclude={"gpu_bytes", "disk_bytes"})  # on top of the classes
+    assert estimate.total_bytes == sum(classes.values())
     assert estimate.private_bytes == estimate.total_bytes - estimate.mapped_weights_bytes
+    assert estimate.mapped_weights_bytes == pytest.approx(estimate.private_weights_bytes / 3, rel=1e-6)
+    assert predict(load, lambda load: ()).total_bytes == 7 + 5  # a target of others may leave classes out
 
 
 def test_a_measured_tokenizer_replaces_the_figure_by_vocabulary() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
-    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 16, sequences=1, kv_bits=16, chunk_tokens=16)
-    mapped = PLAIN.model_copy(update={"private_share": 0, "mapped_share": 1})
-    measured = mapped.model_copy(update={"tokenizer_bytes": 70_000_000, "tokenizer_reading_bytes": 900_000_000})
-    assert predict(load._replace(facts=mapped)).runtime_bytes == 384 * model.vocab_size
-    estimate = predict(load._replace(facts=measured))
+
+    def mapped(load: MemoryLoad) -> list[Term]:
+        return usual_terms(load, load.weights(mapped=1, copied=0))
+
+    load = load_for(model)
+    read = PLAIN.model_copy(update={"tokenizer_bytes": 70_000_000, "tokenizer_reading_bytes": 900_000_000})
+    measured = load._replace(facts=read)
+    assert predict(load, mapped).runtime_bytes == 384 * model.vocab_size
+    estimate = predict(measured, mapped)
     assert estimate.runtime_bytes == 70_000_000
     # Reading the file is over before the cache exists; copied weights take that memory again.
     assert estimate.activation_bytes + estimate.kv_bytes == 900_000_000
-    # The vendor library does not exist yet either, and is counted with the runtime.
-    library = measured.model_copy(update={"runtime_bytes": 30_000_000, "library_bytes": 10_000_000})
-    assert predict(load._replace(facts=library)).private_bytes == estimate.private_bytes + 20_000_000
-    copied = measured.model_copy(update={"private_share": 1})
-    assert predict(load._replace(facts=copied)).activation_bytes < 100_000_000
+    assert predict(measured, usual_terms).activation_bytes < 100_000_000
+    assert predict(measured._replace(is_open=True), mapped).activation_bytes < 100_000_000
+
+
+def test_what_onnx_does_not_hold_yet_is_not_counted_while_the_tokenizer_is_read() -> None:
+    load = load_for(shapes.spec_of(shapes.LLAMA_32_1B), bits=32)
+    read = PLAIN.model_copy(update={"runtime_bytes": 42 * MIB, "tokenizer_reading_bytes": 900_000_000})
+    estimate = predict(load._replace(facts=read), onnx.memory_terms)
+    library, graph = 9 * MIB + 256 * KIB, 16 * 118 * KIB
+    assert estimate.activation_bytes + estimate.kv_bytes == 900_000_000 - library - graph
 
 
 def test_narrow_caches_and_adapters_take_what_derives_their_graphs() -> None:
-    model = shapes.spec_of(shapes.LLAMA_32_1B)
-    facts = PLAIN.model_copy(update={"deriving_bytes": 5_000_000})
-    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 16, sequences=1, kv_bits=32, chunk_tokens=16)
-    for bits, more in ((32, 0), (16, 5_000_000), (8, 5_000_000)):
-        before, after = (predict(load._replace(facts=each, kv_bits=bits)) for each in (PLAIN, facts))
-        assert after.runtime_bytes - before.runtime_bytes == more
-    before, after = (predict(load._replace(facts=each, adapter_rank=4)) for each in (PLAIN, facts))
-    assert after.adapter_bytes - before.adapter_bytes == 5_000_000
+    load = load_for(shapes.spec_of(shapes.LLAMA_32_1B), bits=32)
+    estimates = {bits: predict(load._replace(kv_bits=bits), onnx.memory_terms) for bits in (32, 16, 8)}
+    for bits in (16, 8):
+        assert estimates[bits].runtime_bytes - estimates[32].runtime_bytes == onnx.DERIVING_BYTES
+    ranks = [predict(load._replace(adapter_rank=rank), onnx.memory_terms).adapter_bytes for rank in (4, 8)]
+    linears = 16 * 7 * onnx.ADAPTED_LINEAR_BYTES
+    assert ranks[1] - onnx.DERIVING_BYTES - linears == 2 * (ranks[0] - onnx.DERIVING_BYTES - linears)
 
 
 def test_every_class_prints_its_arithmetic() -> None:
     plan = make_plans("demo", ["laptop-x86-16gb"], PlanRequest(sequences=2, context=1024))[0]
-    lines = explain(plan)
+    lines = explain(plan, onnx.memory_terms)
     assert len(lines) == 9
     cache = next(line for line in lines if line.startswith("cache"))
     assert cache.endswith("= 2 × (6 layers × 2 × 2 heads × 64 × 1,024 tokens) × 32 bit")
     assert plan.estimate.kv_bytes == 2 * 6 * 2 * 2 * 64 * 1024 * 4
 
 
-def test_verified_rows_count_beside_a_prompt_unless_a_lone_sequence_alternates() -> None:
+def test_verified_rows_count_with_a_prompt_unless_a_lone_sequence_alternates() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
-    row = model.vocab_size * 4
-    layers = layers_bytes(model, 512, PLAIN)
-    load = MemoryLoad(model, RECIPES["s8"], PLAIN, 4096, sequences=1, kv_bits=32, chunk_tokens=512)
+    load, row = load_for(model, tokens=4096, bits=32, chunk=512), model.vocab_size * 4
+
+    def step(load: MemoryLoad) -> int:
+        return total(usual_terms(load._replace(is_open=True)), "activation_bytes")
+
+    layers = LayerArrays().layers_bytes(model, 512)
     drafting = load._replace(drafts=True)
     for sequences, rows in ((1, 20), (4, 20), (8, 30)):
-        assert activation_bytes(load._replace(sequences=sequences), 512) == layers + (sequences + 1) * row
-        assert activation_bytes(drafting._replace(sequences=sequences), 512) == layers + (rows + 1) * row
-    # Given back once it was read, a prompt's layers and the rows of a lone draft are never there together.
-    returned = drafting._replace(facts=PLAIN.model_copy(update={"returned_bytes": layers}))
-    assert activation_bytes(returned, 512) == max(layers + 6 * row, layers_bytes(model, 16, PLAIN) + 21 * row)
-    assert activation_bytes(returned._replace(sequences=2), 512) == layers + 21 * row
+        assert step(load._replace(sequences=sequences)) == layers + (sequences + 1) * row
+        assert step(drafting._replace(sequences=sequences)) == layers + (rows + 1) * row
+    # onnx gives a prompt's layers back once it was read, so they and the rows of a lone draft are never there together.
+    layers, few = (onnx.ARRAYS.layers_bytes(model, tokens + onnx.KEPT_TOKENS) for tokens in (512, 16))
+    assert onnx.largest_layer(drafting, 512).bytes == max(layers + 6 * row, few + 21 * row)
+    assert onnx.largest_layer(drafting._replace(sequences=2), 512).bytes == layers + 21 * row
 
 
 def _models() -> st.SearchStrategy[ModelSpec]:
@@ -199,63 +215,54 @@ def _models() -> st.SearchStrategy[ModelSpec]:
 
 @settings(deadline=None, max_examples=60)
 @given(_models(), st.integers(1, 200_000), st.integers(1, 50_000), st.sampled_from([4, 8, 16, 32]), st.booleans())
-def test_a_longer_context_never_costs_fewer_bytes(
+def test_a_longer_context_or_more_cache_bits_never_cost_fewer_bytes(
     model: ModelSpec, tokens: int, more: int, bits: int, bounded: bool
 ) -> None:
-    assert kv_bytes(model, tokens + more, bits, bounds_windows=bounded) >= kv_bytes(
-        model, tokens, bits, bounds_windows=bounded
-    )
-    load = MemoryLoad(model, RECIPES["s8"], PLAIN, tokens, sequences=1, kv_bits=bits, chunk_tokens=512)
-    assert activation_bytes(load, tokens + more) >= activation_bytes(load, tokens)
+    cache = CacheFormat(bounds_windows=bounded)
+    assert cache.kv_bytes(model, tokens + more, bits) >= cache.kv_bytes(model, tokens, bits)
+    assert cache.kv_bytes(model, tokens, bits) >= cache.kv_bytes(model, tokens, bits // 2)
+    load = load_for(model, tokens=tokens, bits=bits, chunk=512)
+    assert onnx.largest_layer(load, tokens + more).bytes >= onnx.largest_layer(load, tokens).bytes
 
 
 @settings(deadline=None, max_examples=40)
 @given(_models(), st.integers(1, 100_000))
 def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, tokens: int) -> None:
-    facts = PLAIN.model_copy(update={"cache_scale_bits": 40, "cache_groups": (), "widened_bits": 32})
     heads = [layer.kv_heads for layer in model.layers]
     values = [layer.kv_heads * layer.head_dim for layer in model.layers]
-    assert cache_bytes(model, tokens, 8, facts) == tokens * 2 * (sum(values) + 5 * sum(heads))
-    assert cache_bytes(model, tokens, 32, facts) == tokens * 2 * 4 * sum(values)
-    load = MemoryLoad(model, RECIPES["s8"], facts, tokens, sequences=1, kv_bits=8, chunk_tokens=1)
-    assert reading_bytes(load) == tokens * 2 * 4 * max(values)
-    assert reading_bytes(load._replace(kv_bits=32)) == 0
+    cache = CacheFormat(scale_bits=40, groups=())
+    assert cache.state_bytes(model, tokens, 8) == tokens * 2 * (sum(values) + 5 * sum(heads))
+    assert cache.state_bytes(model, tokens, 32) == tokens * 2 * 4 * sum(values)
 
 
-def test_scores_and_copies_beside_a_16_bit_cache_are_counted() -> None:
+def test_scores_and_copies_of_a_16_bit_cache_are_counted() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
-    facts = PLAIN.model_copy(update={"half_cache_tokens": 64})
-    load = MemoryLoad(model, RECIPES["s8"], facts, 2048, sequences=1, kv_bits=16, chunk_tokens=512)
-    narrow, plain = load._replace(kv_bits=8), load._replace(facts=PLAIN)
-    assert [each.fed_tokens for each in (load, narrow, plain)] == [64, 512, 512]
+    load = load_for(model, tokens=2048, chunk=512)
+    narrow = load._replace(kv_bits=8)
+    assert [onnx.fed_tokens(each) for each in (load, narrow)] == [64, 512]
     residual = 2 * (512 - 64) * model.hidden_size * 4
     in_32_bits = 2048 * 2 * 8 * 64 * 4  # keys and values of one layer: 8 heads of 64 values
-    assert reading_bytes(load) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
-    assert reading_bytes(narrow) == reading_bytes(plain) == 0
+    assert onnx.reading_bytes(load) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
+    assert onnx.reading_bytes(narrow) == 0
 
 
 def test_calls_of_a_hybrid_are_counted_as_they_are_cut() -> None:
     """LFM2 has a checkpoint every 128 tokens, so a chunk of 512 takes no more than one of 128."""
-    model = shapes.spec_of(PUBLISHED["LFM2-350M"])
-    load = MemoryLoad(model, RECIPES["s4-g32"], PLAIN, 4096, sequences=1, kv_bits=32, chunk_tokens=512)
-    assert load.call_tokens == 128 and load._replace(model=shapes.spec_of(shapes.LLAMA_32_1B)).call_tokens == 512
-    sizes = {tokens: predict(load._replace(chunk_tokens=tokens)).activation_bytes for tokens in (512, 128, 64)}
+    load = load_for(shapes.spec_of(PUBLISHED["LFM2-350M"]), "s4-g32", 4096, 32, 512)
+    plain = load._replace(model=shapes.spec_of(shapes.LLAMA_32_1B))
+    assert load.call_tokens(4096) == 128 and plain.call_tokens(4096) == 512
+    sizes = {
+        tokens: predict(load._replace(chunk_tokens=tokens), usual_terms).activation_bytes for tokens in (512, 128, 64)
+    }
     assert sizes[512] == sizes[128] > sizes[64]
-
-
-@settings(deadline=None, max_examples=40)
-@given(_models(), st.integers(1, 100_000))
-def test_fewer_cache_bits_never_cost_more_bytes(model: ModelSpec, tokens: int) -> None:
-    sizes = [kv_bytes(model, tokens, bits) for bits in (4, 8, 16, 32)]
-    assert sizes == sorted(sizes)
 
 
 def test_per_layer_embeddings_are_read_by_rows_and_shared_caches_counted_once() -> None:
     """Gemma 4 E2B in 4 bits: the table stays in the file, and 20 of 35 layers have no cache of their own."""
     model, recipe = shapes.spec_of(PUBLISHED["Gemma-4-small"]), RECIPES["s4-g32"]
     by_rows = PLAIN.model_copy(update={"own_row_bytes": 1000})
-    load = MemoryLoad(model, recipe, PLAIN, 4096, sequences=1, kv_bits=16, chunk_tokens=64)
-    whole, found = (predict(load._replace(facts=each)) for each in (PLAIN, by_rows))
+    load = load_for(model, "s4-g32", 4096, chunk=64)
+    whole, found = (predict(load._replace(facts=each), usual_terms) for each in (PLAIN, by_rows))
     table = 262_144 * (35 * 256 + 2)  # 8 bits, and a scale for each row
     assert whole.private_weights_bytes - found.private_weights_bytes == table
     assert (whole.mapped_weights_bytes, found.mapped_weights_bytes) == (0, 4096 * (35 * 256 + 2 + 1000))
@@ -323,18 +330,19 @@ def test_metal_maps_the_layers_and_others_copy_them_into_shared_memory() -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "layers", "allowed"),
-    [("laptop-x86-8gb", 1, "at most 0"), ("rtx-4060", 8, "at most 7"), ("mac-mini-m4-16gb", 9, "at most 7")],
+    ("target", "device", "layers", "allowed"),
+    [
+        ("llamacpp", "laptop-x86-8gb", 1, "at most 0"),
+        ("llamacpp", "rtx-4060", 8, "at most 7"),
+        ("llamacpp", "mac-mini-m4-16gb", 9, "at most 7"),
+        # None is a choice too, which onnx on CUDA would not follow.
+        ("onnx", "rtx-4060", 0, "only where the target divides layers"),
+        ("onnx", "rtx-4060", 1, "only where the target divides layers"),
+    ],
 )
-def test_a_number_that_is_impossible_is_refused(device: str, layers: int, allowed: str) -> None:
+def test_a_number_that_is_impossible_is_refused(target: str, device: str, layers: int, allowed: str) -> None:
     with pytest.raises(DoesNotFit, match=f"GPU layers {layers}, allowed {allowed}"):
-        plan_on(device, gpu_layers=layers)
-
-
-def test_other_targets_refuse_gpu_layers() -> None:
-    for layers in (0, 1):  # none is a choice too, which onnx on CUDA would not follow
-        with pytest.raises(DoesNotFit, match=f"GPU layers {layers}, allowed only where the target divides layers"):
-            make_plans("demo", ["rtx-4060"], PlanRequest(target="onnx", gpu_layers=layers))
+        make_plans("demo", [device], PlanRequest(target=target, gpu_layers=layers))
 
 
 def test_a_processor_alone_has_no_gpu_layers() -> None:
@@ -345,15 +353,7 @@ def test_a_processor_alone_has_no_gpu_layers() -> None:
 def test_the_runtime_and_a_changed_plan_divide_alike() -> None:
     plan = plan_on("rtx-4060", gpu_layers=3)
     run = RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences)
-    assert estimate_of(plan, run) == plan.estimate
-    assert with_facts(plan, plan.memory).estimate == plan.estimate
+    assert estimate_of(plan, run, memory_terms) == plan.estimate
+    assert with_facts(plan, memory_terms, plan.memory).estimate == plan.estimate
     alone = plan.model_copy(update={"gpu_layers": 0})
-    assert estimate_of(alone, run).private_bytes > plan.estimate.private_bytes
-
-
-def test_a_plan_from_before_gpu_layers_still_opens() -> None:
-    plan = plan_on("laptop-x86-8gb")
-    text = plan.model_dump(
-        mode="json", exclude={"gpu_layers": True, "estimate": {"gpu_bytes"}, "memory": {"gpu_memory"}}
-    )
-    assert Plan.model_validate_json(__import__("json").dumps(text)).gpu_layers is None
+    assert estimate_of(alone, run, memory_terms).private_bytes > plan.estimate.private_bytes

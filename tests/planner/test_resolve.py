@@ -19,6 +19,7 @@ from edgekit import plugins
 from edgekit.common.parsing import validate
 from edgekit.common.units import GIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile, PublishedSpeed
+from edgekit.contracts.memory import LONE_VERIFIED_ROWS
 from edgekit.contracts.plan import Plan, Speed
 from edgekit.contracts.recipe import (
     GGUF_RECIPES,
@@ -37,7 +38,6 @@ from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import make_plans, targets_for
-from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.planner.quality_priors import MEASURED, PRIORS, prior
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import edgekit
 from edgekit.common.footprint import mapped_data_bytes
 from edgekit.common.free_memory import free_memory
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, RunConfig, admit, estimate_of
@@ -32,12 +34,13 @@ WANTED = RunConfig(
     sequences=2,
     prefix_bytes=1 << 20,
 )
-NEEDED = estimate_of(PLAN, WANTED)
+PRICE = partial(estimate_of, PLAN, memory=usual_terms)
+NEEDED = PRICE(WANTED)
 
 
 def admitted(short_bytes: int, *, kv_bits: tuple[int, ...] = (16, 8), can_evict: bool = True) -> Any:
     allowed = MemoryLimit(NEEDED.private_bytes - short_bytes, "a test")
-    return admit(PLAN, WANTED, allowed, kv_bits=kv_bits, can_evict=can_evict)
+    return admit(PRICE, WANTED, allowed, kv_bits=kv_bits, can_evict=can_evict)
 
 
 def test_config_that_fits_is_unchanged() -> None:
@@ -83,11 +86,11 @@ def test_admitted_config_never_exceeds_the_limit(
     storage = WANTED.kv_config.model_copy(update={"capacity_tokens": policy.window or 4096})
     wanted = WANTED.model_copy(update={"policy": policy, "kv_config": storage})
     try:
-        found = admit(PLAN, wanted, MemoryLimit(allowed, "a test"), kv_bits=bits, can_evict=can_evict)
+        found = admit(PRICE, wanted, MemoryLimit(allowed, "a test"), kv_bits=bits, can_evict=can_evict)
     except DoesNotFit:
-        assert allowed < estimate_of(PLAN, wanted).private_bytes
+        assert allowed < PRICE(wanted).private_bytes
         return
-    assert estimate_of(PLAN, found.config).private_bytes <= allowed
+    assert PRICE(found.config).private_bytes <= allowed
     assert found.shared_bytes >= found.estimate.kv_bytes
     opening = found.config
     assert opening.policy.window in (None, opening.kv_config.capacity_tokens)
@@ -96,16 +99,17 @@ def test_admitted_config_never_exceeds_the_limit(
 def test_memory_that_only_opening_takes_is_free_afterwards() -> None:
     reading = PLAN.memory.model_copy(update={"tokenizer_reading_bytes": NEEDED.private_bytes})
     plan = PLAN.model_copy(update={"memory": reading})
-    needed = estimate_of(plan, WANTED).private_bytes
+    price = partial(estimate_of, plan, memory=usual_terms)
+    needed = price(WANTED).private_bytes
     assert needed > NEEDED.private_bytes
-    found = admit(plan, WANTED, MemoryLimit(needed, "a test"), kv_bits=(16,), can_evict=False)
+    found = admit(price, WANTED, MemoryLimit(needed, "a test"), kv_bits=(16,), can_evict=False)
     assert found.shared_bytes - found.estimate.kv_bytes >= needed - NEEDED.private_bytes
 
 
 def test_refuse_names_the_change_that_would_fit() -> None:
     allowed = MemoryLimit(NEEDED.private_bytes - 1000, "a test")
     with pytest.raises(DoesNotFit, match=r"are needed and .* are allowed \(a test\); give it .*, or allow prefixes"):
-        admit(PLAN, WANTED, allowed, kv_bits=(16,), can_evict=True, on_pressure="refuse")
+        admit(PRICE, WANTED, allowed, kv_bits=(16,), can_evict=True, on_pressure="refuse")
 
 
 @pytest.fixture

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 import shapes
+from edgekit_onnx.memory import memory_terms
 from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.memory import total
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import targets_for
-from edgekit.planner.memory import explain
+from edgekit.planner.memory import explain, load_of
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
-from edgekit.planner.scoring_memory import scoring_bytes
+from edgekit.plugins import load_target
 from edgekit.runtime.open import predict_opening
 
 SUBJECT = PlanSubject(shapes.spec_of(shapes.LLAMA_32_1B, "LLAMA_32_1B"), "LLAMA_32_1B", "0" * 64)
@@ -67,25 +69,20 @@ def test_an_opening_keeps_by_attention(
             found.add(runtime.generate("def area(", **text).tokens)  # type: ignore[arg-type]
             assert runtime.policy.keep == ("valuediff" if way == "scored" else way)
     assert len(found) == 3
-    plain = predict_opening(artifact, window=256, sinks=4).estimate
     kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
-    model, facts, sequences = kept.artifact.plan.model, kept.artifact.plan.memory, kept.config.sequences
-    added = kept.estimate.private_bytes - plain.private_bytes
-    assert kept.estimate.kv_bytes == plain.kv_bytes
-    bits = kept.config.kv_config.kv_bits
-    assert added == scoring_bytes(model, kept.config.policy, facts, kv_bits=bits, sequences=sequences)
-    assert added > model.heads * 256 * 32 * 4  # the weights of one layer, at least
+    load = load_of(kept.artifact.plan)._replace(is_open=True)
+    plain, attending = (total(memory_terms(load._replace(policy=each))) for each in (None, kept.config.policy))
+    assert attending - plain > load.model.heads * 256 * 32 * 4  # the weights of one layer, at least
 
 
-def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> None:
+def test_bytes_are_those_of_a_plain_window_and_of_scoring(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     scored = predict_opening(artifact, window=256, sinks=4, keep="scored")
     assert scored.estimate.kv_bytes == plain.kv_bytes
-    plan = scored.artifact.plan
-    copies = scoring_bytes(
-        plan.model, scored.config.policy, plan.memory, kv_bits=plan.storage.kv_bits, sequences=plan.sequences
-    )
-    assert scored.estimate.private_bytes - plain.private_bytes == copies == 4 * 4 * 256 * 32
+    assert scored.estimate.private_bytes - plain.private_bytes == 4 * 4 * 256 * 32
     assert "window 256 by valuediff" in scored.config.summary
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
 
@@ -95,7 +92,7 @@ def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
     asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
     plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]
     assert (plan.target, plan.cache.keep) == ("onnx", keep) and plan.storage.kv_bits >= 16
-    assert any("to score tokens" in line for line in explain(plan))
+    assert any("to score tokens" in line for line in explain(plan, load_target(plan.target).memory))
     for target in ("llamacpp", "executorch"):
         with pytest.raises(DoesNotFit, match=f"no scores by {keep}"):
             resolve(SUBJECT, devices, targets_for(None), asked.model_copy(update={"target": target}))

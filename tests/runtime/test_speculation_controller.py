@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.planner.memory import LONE_VERIFIED_ROWS, verified_rows
+from edgekit.contracts.memory import LONE_VERIFIED_ROWS, verified_rows
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation.controller import (
     Acceptance,

@@ -71,7 +71,7 @@ def test_hidden_states_beside_a_narrow_cache(kv_bits: int, monkeypatch: pytest.M
 def test_a_gpus_exact_mode_gives_them_token_by_token_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and activations have 16 bits, as on a Mac; the CPU computes them slowly."""
     made, tokens = make_model("mlx", "llama", head=FIRST, backend="metal", kv_bits=16), TOKENS[:12]
-    from edgekit_mlx.memory import Preparation
+    from edgekit_mlx.preparation import Preparation
 
     monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
     engine = made.open(exact=True)

@@ -49,8 +49,8 @@ class _Figures:
         self.total_bytes = max(self.total_bytes, measurement.memory.peak_bytes or 0)
         taken_bytes = next((one.measured_bytes for one in measurement.memory.classes if one.name == _RUNTIME), None)
         if plan is not None and taken_bytes is not None:
-            graph = plan.memory.layer_bytes * len(plan.model.layers)
-            model = plan.estimate.private_weights_bytes + graph + plan.memory.tokenizer(plan.model)[0]
+            # The graph and the tokenizer are of the model too.
+            model = plan.estimate.private_weights_bytes + plan.estimate.runtime_bytes - plan.memory.runtime_bytes
             if taken_bytes > model:
                 self.bases.setdefault(f"{plan.target}.{plan.backend}", []).append(taken_bytes - model)
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from edgekit.artifact.sealed_head import open_head
+from edgekit.contracts.memory import MemoryLoad, total
 from edgekit.drafters import CostProbe, DraftSource, known_share
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
@@ -36,7 +37,7 @@ class HeadSource(DraftSource):
     def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
         if plan.drafter is None:
             return 0
-        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
+        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
 
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
         plan, capabilities = target.artifact.plan, target.engine.capabilities
@@ -56,7 +57,10 @@ def _opened(target: DraftTarget) -> DraftMethod:
     plan = artifact.plan
     assert plan.drafter is not None
     head = open_head(plan, artifact.folder)
-    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
+    tokens, sequences, chunk = kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens
+    load = MemoryLoad(plan.model, plan.recipe, plan.backend, plan.memory, tokens, sequences, kv_config.kv_bits, chunk)
+    told = artifact.target().memory(load._replace(head=plan.drafter))
+    size = head_private_bytes(plan.drafter, tokens, sequences, chunk) + total(told, "draft_bytes")
     model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as probe:

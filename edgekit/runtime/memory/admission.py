@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.memory import MemoryTerms
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
-from edgekit.planner.head_memory import head_mapped_bytes
-from edgekit.planner.memory import after_opening, cache_bytes, load_of, looked_up_bytes, predict
+from edgekit.planner.memory import load_of, predict
 
 FEWEST_TOKENS = 128  # the smallest useful window or context
 USUAL_SINKS = 4
@@ -83,64 +83,53 @@ class AdmittedConfig(Frozen):
 StateBytes = Callable[[KVCacheConfig], int]
 
 
-def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = None) -> Estimate:
-    """Predict the bytes of a configuration. An open engine's `state_bytes` replaces the formula for a state."""
-    kv_config, facts = config.kv_config, plan.memory
-    is_fixed = facts.fixed_buffers and not facts.cache_at_opening
-    built = plan.storage if is_fixed else kv_config  # the cache that the engine allocates
-    tokens, bits = kv_config.capacity_tokens, kv_config.kv_bits
-    state = state_bytes(kv_config) if state_bytes else cache_bytes(plan.model, tokens, bits, facts)
+def estimate_of(
+    plan: Plan,
+    config: RunConfig,
+    memory: MemoryTerms,
+    state_bytes: StateBytes | None = None,
+    *,
+    is_open: bool = False,
+) -> Estimate:
+    """Predict the bytes of a configuration with the terms of its target.
+
+    An open engine's `state_bytes` replaces the formula for a state. `is_open`: without what only opening takes.
+    """
     load = load_of(plan)._replace(
-        held_tokens=built.capacity_tokens,
+        held_tokens=config.kv_config.capacity_tokens,
         sequences=config.sequences,
-        kv_bits=bits,
+        kv_bits=config.kv_config.kv_bits,
         draft_bytes=config.draft_bytes,
         prefix_bytes=config.prefix_bytes,
         adapter_rank=0,
-        state_bytes=state,
+        state_bytes=state_bytes(config.kv_config) if state_bytes else None,
         drafts=config.drafts,
+        head=plan.drafter if config.head else None,
         exact=config.exact,
         policy=config.policy,
+        is_open=is_open,
     )
-    estimate = predict(load)
-    # A fixed buffer takes its whole size, of which this configuration uses only a part.
-    unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0
-    head = 0
-    if plan.drafter is not None and config.head:
-        head = head_mapped_bytes(plan.drafter, tokens, looked_up_bytes(plan.model, plan.recipe, facts, tokens))
-    return estimate.model_copy(
-        update={
-            "mapped_weights_bytes": estimate.mapped_weights_bytes + head,
-            "activation_bytes": estimate.activation_bytes + unused,
-            # The same in every configuration.
-            "adapter_bytes": plan.estimate.adapter_bytes,
-            "disk_bytes": plan.estimate.disk_bytes,
-        }
-    )
+    # The same in every configuration.
+    same = {name: getattr(plan.estimate, name) for name in ("adapter_bytes", "disk_bytes", "cached_disk_bytes")}
+    return predict(load, memory).model_copy(update=same)
 
 
-def open_estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = None) -> Estimate:
-    """Predict the bytes of a configuration once it is open."""
-    return estimate_of(plan.model_copy(update={"memory": after_opening(plan.memory)}), config, state_bytes)
+Price = Callable[..., Estimate]  # `estimate_of` with everything but the configuration and `is_open`
 
 
 def admit(
-    plan: Plan,
+    price: Price,
     requested: RunConfig,
     limit: MemoryLimit,
     *,
     kv_bits: tuple[int, ...],
     can_evict: bool,
     on_pressure: OnPressure = "degrade",
-    state_bytes: StateBytes | None = None,
 ) -> AdmittedConfig:
     """Return the first configuration that fits, from `requested` down the fallback steps.
 
     Raises DoesNotFit, with the numbers of every step, where none fits or `on_pressure` allows none.
     """
-
-    def price(config: RunConfig) -> Estimate:
-        return estimate_of(plan, config, state_bytes)
 
     first = price(requested)
     config, estimate, ladder = requested, first, list[FallbackStep]()
@@ -159,7 +148,7 @@ def admit(
         return AdmittedConfig(
             config=config,
             estimate=estimate,
-            open_bytes=open_estimate_of(plan, config, state_bytes).private_bytes,
+            open_bytes=price(config, is_open=True).private_bytes,
             allowed_bytes=limit.bytes,
             allowed_why=limit.source,
             ladder=tuple(ladder),
@@ -177,7 +166,7 @@ def admit(
 def _fallback_steps(
     requested: RunConfig,
     limit_bytes: int,
-    price: Callable[[RunConfig], Estimate],
+    price: Price,
     kv_bits: tuple[int, ...],
     can_evict: bool,
 ) -> Iterator[tuple[str, RunConfig]]:

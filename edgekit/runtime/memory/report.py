@@ -36,6 +36,11 @@ class MemoryClass(Frozen):
     measured_bytes: int | None = None
     most_bytes: int | None = None  # the peak so far, of a class that grows and shrinks
 
+    @classmethod
+    def of(cls, name: str, predicted: int, measured: int | None, most: int | None = None) -> MemoryClass:
+        """Return the class of that name."""
+        return cls(name=name, predicted_bytes=predicted, measured_bytes=measured, most_bytes=most)
+
 
 class MemoryReport(Frozen):
     """Predicted and measured memory of one runtime."""
@@ -91,33 +96,21 @@ def report(
         accounted += used
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
     runtime = before + engine - reserved if before else None
+    runtime_bytes = predicted.runtime_bytes + predicted.private_weights_bytes
+    mapped = _difference(mapped_data_bytes(), baseline.mapped_before_bytes)
+    caches = (reserved, None) if reserves_kv else (used, metrics.peak_kv_bytes)
     classes = (
-        MemoryClass(
-            name="mapped weights",
-            predicted_bytes=predicted.mapped_weights_bytes,
-            measured_bytes=_difference(mapped_data_bytes(), baseline.mapped_before_bytes),
-        ),
-        MemoryClass(
-            name="runtime and private weights",
-            predicted_bytes=predicted.runtime_bytes + predicted.private_weights_bytes,
-            measured_bytes=runtime,
-        ),
-        MemoryClass(
-            name="cache",
-            predicted_bytes=predicted.kv_bytes,
-            measured_bytes=reserved if reserves_kv else used,
-            most_bytes=None if reserves_kv else metrics.peak_kv_bytes,
-        ),
-        MemoryClass(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
-        MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
-        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=prefix_bytes),
-        MemoryClass(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
-        MemoryClass(name="compiled formats", predicted_bytes=formats_taken, measured_bytes=format_bytes),
-        MemoryClass(
-            name="workers, their own processes", predicted_bytes=taken.get("workers", 0), measured_bytes=worker_bytes
-        ),
-        MemoryClass(name="waiting requests", predicted_bytes=0, measured_bytes=metrics.queued_bytes),
-        MemoryClass(name="unread answers", predicted_bytes=0, measured_bytes=metrics.unread_bytes),
+        MemoryClass.of("mapped weights", predicted.mapped_weights_bytes, mapped),
+        MemoryClass.of("runtime and private weights", runtime_bytes, runtime),
+        MemoryClass.of("cache", predicted.kv_bytes, *caches),
+        MemoryClass.of("activations", predicted.activation_bytes, rest),
+        MemoryClass.of("draft", predicted.draft_bytes, draft),
+        MemoryClass.of("prefixes", predicted.prefix_bytes, prefix_bytes),
+        MemoryClass.of("adapters", predicted.adapter_bytes, adapter_bytes),
+        MemoryClass.of("compiled formats", formats_taken, format_bytes),
+        MemoryClass.of("workers, their own processes", taken.get("workers", 0), worker_bytes),
+        MemoryClass.of("waiting requests", 0, metrics.queued_bytes),
+        MemoryClass.of("unread answers", 0, metrics.unread_bytes),
     )
     return MemoryReport(
         classes=classes,
@@ -137,9 +130,7 @@ def report(
 def show(memory: MemoryReport) -> list[str]:
     """Format a report as lines of text: predicted and measured bytes side by side, then the fallback steps."""
     lines = [f"{'memory':<30} {'predicted':>10} {'measured':>10}"]
-    total = MemoryClass(
-        name="private, in all", predicted_bytes=memory.predicted_private_bytes, measured_bytes=memory.private_bytes
-    )
+    total = MemoryClass.of("private, in all", memory.predicted_private_bytes, memory.private_bytes)
     for each in (*memory.classes, total):
         if each.predicted_bytes or each.measured_bytes:
             measured = "not known" if each.measured_bytes is None else show_bytes(each.measured_bytes)

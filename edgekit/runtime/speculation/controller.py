@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edgekit.planner.memory import verified_rows
+from edgekit.contracts.memory import verified_rows
 
 if TYPE_CHECKING:
     from edgekit.contracts.drafter import Drafter

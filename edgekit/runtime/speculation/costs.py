@@ -18,8 +18,8 @@ from edgekit.common.bounds import MachineNumber, Tokens
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed, probe_tokens
+from edgekit.contracts.memory import LONE_VERIFIED_ROWS
 from edgekit.errors import Unsupported
-from edgekit.planner.memory import LONE_VERIFIED_ROWS
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Engine

@@ -199,7 +199,8 @@ def draft_bytes(artifact: Artifact) -> DraftBytes:
     """Return the memory that a draft model adds to its target's."""
     plan = artifact.plan
     plan = plan.model_copy(update={"memory": without_tokenizer(plan.memory)})
-    estimate = estimate_of(plan, RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences))
+    config = RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences)
+    estimate = estimate_of(plan, config, artifact.target().memory)
     return DraftBytes(estimate.private_bytes - estimate.runtime_bytes, estimate.total_bytes - estimate.runtime_bytes)
 
 

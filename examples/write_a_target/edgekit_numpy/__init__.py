@@ -10,6 +10,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
+from edgekit.contracts.memory import MemoryLoad, Term, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.contracts.target import Offer, Target
@@ -56,17 +57,19 @@ class NumpyTarget(Target):
             recipe=recipe,
             capabilities=able(model),
             memory=MemoryFacts(
-                mapped_share=0.0,
-                # Weights are expanded to float32 when an artifact is opened: 8-bit integers take four times their size.
-                private_share=weight_bytes(model, RECIPES["float32"]) / weight_bytes(model, recipe),
+                runtime_bytes=_RUNTIME_BYTES,
                 scale_bits=32,
                 float_bits=32,
-                runtime_bytes=_RUNTIME_BYTES,
                 source="weights: their size in float32; interpreter, numpy and tokenizer: private memory of a process "
                 "on x86-64 Linux with the bundled demo model, less its weights",
             ),
             speed=_SPEED,
         )
+
+    def memory(self, load: MemoryLoad) -> Iterable[Term]:
+        """Weights are expanded to float32 when an artifact is opened: 8-bit integers take four times their size."""
+        copied = weight_bytes(load.model, RECIPES["float32"]) / weight_bytes(load.model, load.recipe)
+        return usual_terms(load, load.weights(copied=copied))
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_numpy.files import write_weights

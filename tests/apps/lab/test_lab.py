@@ -147,8 +147,7 @@ def test_calibration_writes_measured_figures_to_a_user_profile(lab: Path) -> Non
 def test_calibration_learns_runtime_memory_and_app_limits(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.write_text(LAB.replace("pixel-9", "iphone-13-pro"))
     plan = open_artifact(lab.parent / "one").plan
-    model = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
-    model += plan.memory.tokenizer(plan.model)[0]
+    model = plan.estimate.private_weights_bytes + plan.memory.tokenizer(plan.model)[0]
     limit = load_profile("iphone-13-pro").budget().private_bytes
     memory = MemoryUse(
         peak_bytes=limit + 30, peak_counter="a test", anonymous_bytes=limit + 10,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgekit_executorch.memory import CACHE, reading_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,17 +15,15 @@ pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
 import family_models as models
-from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
 from executorch_models import SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
 
 from edgekit.contracts.engine import Chunk, Engine, State
-from edgekit.device.load import load_profile
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
 from edgekit.errors import InvalidInput
-from edgekit.planner.memory import MemoryLoad, cache_bytes, reading_bytes
+from edgekit.planner.memory import load_of
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize]
 slow = pytest.mark.slow
@@ -87,17 +86,15 @@ def test_close_gap_rotates_and_rounds_once(seed: int, tokens: int, data: st.Data
 @slow
 def test_state_bytes_equal_plan(int8_program: Made) -> None:
     model, tokens = int8_program.plan.model, SLOTS
-    facts = ExecutorchTarget().offer(model, load_profile("pixel-9"), "xnnpack", int8_program.plan.recipe).memory
     engine = int8_program.open()
-    expected = cache_bytes(model, tokens, 8, facts)
+    expected = CACHE.state_bytes(model, tokens, 8)
     assert engine.state_bytes(engine.plan.storage) == expected == 2 * 2 * HEADS * (DIM + 5) * SLOTS
     state = engine.start(engine.plan.storage)
     assert sum(array.nbytes for array in engine._swap.arrays(state)) == state.bytes == expected
     planned = read_contents(int8_program.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
     beside = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
-    load = MemoryLoad(model, int8_program.plan.recipe, facts, tokens, sequences=1, kv_bits=8, chunk_tokens=1)
-    assert 0 < beside <= 1.2 * reading_bytes(load)
+    assert 0 < beside <= 1.2 * reading_bytes(load_of(int8_program.plan)._replace(held_tokens=tokens, kv_bits=8))
     engine.close()
 
 

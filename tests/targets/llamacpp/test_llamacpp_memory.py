@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 import llamacpp_models
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.engine import LlamaCppEngine
-from edgekit_llamacpp.offers import offer
+from edgekit_llamacpp.memory import facts, memory_terms
 
 from edgekit.artifact.export import export
 from edgekit.common.footprint import private_bytes_now
@@ -56,8 +56,8 @@ def logged() -> Iterator[dict[str, float]]:
 def planned(family: str, context: int, sequences: int) -> tuple[Plan, Path]:
     made = llamacpp_models.made(family, context=context, sequences=sequences, chunk_tokens=512)
     plan = made.plan
-    facts = offer(plan.model, load_profile("laptop-x86-8gb"), "cpu", plan.recipe).memory
-    return plan.model_copy(update={"memory": facts.model_copy(update={"tokenizer_bytes": 0})}), made.files
+    stored = facts(load_profile("laptop-x86-8gb"), "cpu").model_copy(update={"tokenizer_bytes": 0})
+    return plan.model_copy(update={"memory": stored}), made.files
 
 
 @runs
@@ -72,7 +72,7 @@ def test_cache_and_buffers_are_as_predicted(family: str, exact: bool, logged: di
         storage = plan.storage.model_copy(update={"capacity_tokens": opened})
         engine.start(storage)
         config = RunConfig(kv_config=storage, policy=plan.cache, sequences=sequences, exact=exact)
-        estimate = estimate_of(plan, config, engine.state_bytes)
+        estimate = estimate_of(plan, config, memory_terms, engine.state_bytes)
         engine.close()
         assert estimate.kv_bytes / MIB == pytest.approx(logged["KV"], abs=0.02)
         buffers = logged["compute"] + logged["output"]
@@ -121,13 +121,12 @@ def test_promoted_modules_are_not_counted_as_copied(tmp_path: Path) -> None:
     plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="llamacpp", recipe=named_recipe("balanced")))[0]
     sealed = export(plan, tmp_path / "demo").plan
     assert len(sealed.recipe.rules) > len(plan.recipe.rules)
-    facts = offer(sealed.model, load_profile("laptop-x86-8gb"), "cpu", sealed.recipe).memory
-    assert sealed.memory.private_share == facts.private_share < plan.memory.private_share
     copied = stored_bytes(sealed.model, sealed.recipe)[1]
+    assert copied < stored_bytes(plan.model, plan.recipe)[1]
     assert sealed.estimate.private_weights_bytes == pytest.approx(copied, rel=0.02)
 
 
 def test_plan_explains_the_memory_of_exact_mode() -> None:
     plan, _ = planned("llama", 1024, 2)
-    (line,) = [line for line in explain(plan) if line.startswith("activations")]
+    (line,) = [line for line in explain(plan, memory_terms) if line.startswith("activations")]
     assert "attention's masks; exact mode takes" in line

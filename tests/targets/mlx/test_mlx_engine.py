@@ -25,8 +25,9 @@ from edgekit_mlx.decoder import Run
 from edgekit_mlx.delta_rule import delta_rule
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
-from edgekit_mlx.memory import Preparation, wired_limit
+from edgekit_mlx.memory import memory_terms
 from edgekit_mlx.offers import offer
+from edgekit_mlx.preparation import Preparation, wired_limit
 from edgekit_mlx.weights import Weights
 from edgekit_mlx.worker import MlxThread
 
@@ -36,11 +37,11 @@ from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.stored_weights import by_rows_bytes, stored_weight_bytes
-from edgekit.contracts.token_costs import kv_bytes
+from edgekit.contracts.token_costs import CacheFormat, kv_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.model.parts import DeltaRule
-from edgekit.planner.memory import cache_bytes, explain
+from edgekit.planner.memory import explain
 from edgekit.quant.reference_decoder import logits as torch_logits
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
@@ -440,13 +441,12 @@ def test_float16_logits_equal_reference_mlx_recurrent(family: str, monkeypatch: 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_state_bytes_equal_the_plan(family: str) -> None:
     made = mlx_models.made(family, "s4-g64")
-    assert "of 2 recurrent layers" in "\n".join(explain(made.plan))
-    facts = offer(made.plan.model, "cpu", made.plan.recipe).memory
+    assert "of 2 recurrent layers" in "\n".join(explain(made.plan, memory_terms))
     engine = MlxEngine(made.plan, made.files)
     for bits in engine.capabilities.kv_bits:
         storage = mlx_models.storage(engine, bits)
         state = engine.start(storage)
-        assert state.bytes == cache_bytes(made.plan.model, storage.capacity_tokens, bits, facts)
+        assert state.bytes == CacheFormat().state_bytes(made.plan.model, storage.capacity_tokens, bits)
         state.close()
     engine.close()
 
@@ -478,6 +478,6 @@ def test_the_cache_of_shared_layers_is_stored_once() -> None:
     made = mlx_models.made("gemma4")
     engine = MlxEngine(made.plan, made.files)
     state = engine.start(mlx_models.storage(engine, 32, 64))
-    assert state.bytes == kv_bytes(made.plan.model, 64, 32, bounds_windows=False)
+    assert state.bytes == CacheFormat().kv_bytes(made.plan.model, 64, 32)
     assert len(state.caches) == sum(layer.stores_kv for layer in made.plan.model.layers) == 3
     engine.close()

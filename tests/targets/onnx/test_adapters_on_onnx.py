@@ -15,7 +15,7 @@ import tiny_models
 from adapted import difference
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
-from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
+from edgekit_onnx.memory import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 from onnx_models import OnnxModel, onnx_model
 
 import edgekit

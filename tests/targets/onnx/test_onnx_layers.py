@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edgekit.contracts.memory import MemoryLoad, total
+
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
@@ -20,7 +22,7 @@ from edgekit_onnx import OnnxTarget
 from edgekit_onnx.audit import audit
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
-from edgekit_onnx.offers import offer
+from edgekit_onnx.memory import facts, memory_terms
 from edgekit_onnx.prepacking import pack
 from engines import spaced
 from onnx_models import OnnxModel, onnx_model
@@ -31,11 +33,9 @@ from edgekit.contracts import recurrent
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
-from edgekit.contracts.token_costs import kv_bytes
-from edgekit.device.load import load_profile
+from edgekit.contracts.token_costs import CacheFormat
 from edgekit.errors import DamagedArtifact
 from edgekit.model.families import model_from_config
-from edgekit.planner.memory import MemoryLoad, after_opening, predict
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
@@ -56,7 +56,7 @@ def test_the_cache_of_shared_layers_is_stored_once(made: OnnxModel) -> None:
     segment = state.save(0, 40)
     per_token = sum(2 * layer.kv_heads * layer.head_dim * 4 for layer in own)
     assert sum(array.nbytes for array in segment.arrays) == 40 * per_token
-    assert kv_bytes(made.plan.model, 40, 32, bounds_windows=False) == 40 * per_token
+    assert CacheFormat().kv_bytes(made.plan.model, 40, 32) == 40 * per_token
     engine.close()
 
 
@@ -106,19 +106,19 @@ def test_segments_with_wrong_checkpoints_or_tokens_are_refused(
 def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules() -> None:
     """Qwen3.5-0.8B has 18 delta rules with a memory of 1 MiB each."""
     model = model_from_config(QWEN_35_SMALL, "qwen", "config.json")
-    part, recipe, device = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32"), load_profile("laptop-x86-8gb")
-    facts = after_opening(offer(model, device, "cpu", recipe).memory)
-    without = facts.model_copy(update={"recurrent_copies": 0.0})
-    load = MemoryLoad(model, recipe, facts, 4096, sequences=64, kv_bits=32, chunk_tokens=512)
-    for sequences in (1, 4):
-        one = load._replace(sequences=sequences)
-        counted, not_counted = predict(one), predict(one._replace(facts=without))
-        assert counted.activation_bytes - not_counted.activation_bytes == part > 18 << 20
-    counted, not_counted = predict(load), predict(load._replace(facts=without))
-    assert counted.activation_bytes - not_counted.activation_bytes > 10 * part  # a step of all takes more than a prompt
+    part, recipe = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32")
+    load = MemoryLoad(model, recipe, "cpu", facts(recipe, False), 4096, sequences=64, kv_bits=32, chunk_tokens=512)
+
+    def recurrent(load: MemoryLoad) -> int:
+        return next(term.bytes for term in memory_terms(load._replace(is_open=True)) if "recurrent parts" in term.why)
+
+    assert recurrent(load._replace(sequences=1)) == recurrent(load._replace(sequences=4)) == part > 18 << 20
+    assert recurrent(load) > 10 * part  # a step of all takes more than a prompt
     attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
-    fewer = offer(attending, device, "cpu", recipe).memory
-    assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
+    with_rules, without = (
+        total(memory_terms(load._replace(model=each)), "runtime_bytes") for each in (model, attending)
+    )
+    assert with_rules - without == 18 << 20
 
 
 CASES = [(family, "s4-g32") for family in models.EVERY]

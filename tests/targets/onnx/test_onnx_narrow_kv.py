@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgekit_onnx.memory import CACHE
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
@@ -25,7 +26,6 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.planner.memory import cache_bytes
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
@@ -67,10 +67,9 @@ def test_logits_of_every_width_are_close(family: str) -> None:
 
 def test_state_takes_the_bytes_of_its_width(llama: OnnxModel) -> None:
     engine = llama.open()
-    facts = llama.plan.memory.model_copy(update={"cache_scale_bits": 0})  # as in this target's offers
     for bits in (32, 16, 8):
         taken = engine.state_bytes(KVCacheConfig(capacity_tokens=64, kv_bits=bits))
-        assert taken == cache_bytes(llama.plan.model, 64, bits, facts)
+        assert taken == CACHE.state_bytes(llama.plan.model, 64, bits)
     engine.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,30 +59,24 @@ def _float_ends(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"rules": ends + recipe.rules, "float_format": float32})
 
 
-def _facts(scale_bits: int, row_group: int | None, bias_bits: int = 0, float_bits: int | None = None) -> MemoryFacts:
-    return MemoryFacts(
-        mapped_share=0.0, private_share=1.0, runtime_bytes=0, scale_bits=scale_bits, bias_bits=bias_bits,
-        row_group=row_group, float_bits=float_bits, source="the layout that is written for it",
-    )  # fmt: skip
-
-
+_layout = partial(MemoryFacts, runtime_bytes=0, source="the layout that is written for it")
 PEERS: dict[str, Peer] = {
     "llama.cpp": Peer(
         "model.gguf",
         lambda weights, folder, context: write_neutral_gguf(weights, folder / "model.gguf", context),
-        _in_blocks, _facts(16, 32), "llama-cpp-python", 32,
+        _in_blocks, _layout(row_group=32), "llama-cpp-python", 32,
     ),
     "onnxruntime-genai": Peer(
         "", lambda weights, folder, context: folders.write_olive(weights, folder),
-        _float_ends, _facts(32, None), "onnxruntime-genai", 32,
+        _float_ends, _layout(scale_bits=32), "onnxruntime-genai", 32,
     ),
     "mlx-lm": Peer(
         "", lambda weights, folder, context: folders.write_mlx(weights, folder),
-        lambda recipe: recipe, _facts(32, 128, 32, 32), "mlx-lm", 32,
+        lambda recipe: recipe, _layout(scale_bits=32, bias_bits=32, row_group=128, float_bits=32), "mlx-lm", 32,
     ),
     "transformers": Peer(
         "", lambda weights, folder, context: folders.write_float(weights, folder),
-        _float, _facts(32, None), "transformers torch", 32,
+        _float, _layout(scale_bits=32), "transformers torch", 32,
     ),
 }  # fmt: skip
 

@@ -7,17 +7,19 @@ described.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory
+from edgekit.contracts.memory import LayerArrays, MemoryLoad, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Violation
 from edgekit.contracts.recipe import GROUPS
 from edgekit.contracts.stored_weights import adapter_bytes
+from edgekit.contracts.token_costs import CacheFormat
 from edgekit.model.head_spec import HeadSpec
-from edgekit.planner import memory
 from edgekit.planner.head_memory import head_server_bytes
+from edgekit.planner.memory import predict
 
 CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
 _VOCABULARY_STEP = 64  # rows to which servers pad the vocabulary before they divide it
@@ -31,23 +33,11 @@ _SOURCE = (
 )
 
 
-def gpu_facts(layout: ParallelLayout, sequences: int) -> MemoryFacts:
-    """Return the facts for everything but weights and cache, on a rank that serves `sequences`."""
+def gpu_facts(layout: ParallelLayout) -> MemoryFacts:
+    """Return the facts about a rank."""
+    runtime = round((1.8 if layout.tensor * layout.pipeline == 1 else 3.6) * 2**30)
     return MemoryFacts(
-        mapped_share=0.0,
-        private_share=1.0,
-        runtime_bytes=round((1.8 if layout.tensor * layout.pipeline == 1 else 3.6) * 2**30),
-        tokenizer_bytes=0,
-        tokenizer_reading_bytes=0,
-        layer_bytes=_GRAPH_BYTES_A_LAYER,
-        float_bits=16,
-        cache_scale_bits=0,
-        cache_step_tokens=16,
-        activation_bits=16,
-        bounds_windows=True,
-        # Every rank gathers the logits of the whole vocabulary.
-        planned_rows=(_LOGIT_COPIES * layout.tensor - 1) * sequences,
-        source=_SOURCE,
+        runtime_bytes=runtime, tokenizer_bytes=0, tokenizer_reading_bytes=0, float_bits=16, source=_SOURCE
     )
 
 
@@ -164,11 +154,18 @@ def rank_memory(
     adapter_rank: int = 0,
 ) -> RankMemory:
     """Predict the memory of the fullest rank with `sequences` states of `context` tokens on it."""
-    rank, facts = rank_model(model, layout), gpu_facts(layout, sequences)
-    estimate = memory.predict(
-        memory.MemoryLoad(rank, recipe, facts, context, sequences, kv_bits(kv_format), CHUNK_TOKENS)
+    rank = rank_model(model, layout)
+    graphs = _GRAPH_BYTES_A_LAYER * len(rank.layers)
+    # Every rank gathers the logits of the whole vocabulary.
+    gathering = partial(
+        usual_terms,
+        arrays=LayerArrays(bits=16),
+        cache=CacheFormat(scale_bits=0, step_tokens=16, bounds_windows=True),
+        layer_bytes=_GRAPH_BYTES_A_LAYER,
+        planned_rows=(_LOGIT_COPIES * layout.tensor - 1) * sequences,
     )
-    graphs = facts.layer_bytes * len(rank.layers)
+    load = MemoryLoad(rank, recipe, "cuda", gpu_facts(layout), context, sequences, kv_bits(kv_format), CHUNK_TOKENS)
+    estimate = predict(load, gathering)
     draft_bytes = 0
     if draft is not None:
         draft_memory = rank_memory(
