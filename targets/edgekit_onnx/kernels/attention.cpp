@@ -16,6 +16,7 @@
 namespace edgekit {
 namespace {
 
+constexpr size_t kLine = 64;              // bytes of a line of a cache
 constexpr size_t kTogether = 16;          // weights that are added side by side
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr float kLeastExponent = -87.f;   // e to the power of less is zero

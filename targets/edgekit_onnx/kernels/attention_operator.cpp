@@ -11,7 +11,7 @@ namespace {
 
 enum Input {
   kQuery, kKey, kValue, kPastKeys, kPastValues, kLengths, kTotal, kCosines, kSines, kPositions, kMask, kSinks,
-  kNormOfQueries, kNormOfKeys, kKeySteps, kValueSteps, kInputs
+  kKeySteps, kValueSteps, kInputs
 };
 enum Output { kResult, kKeys, kValues, kOutputs };
 constexpr int64_t kMostHeads = 1 << 12, kMostSize = 1 << 12;
@@ -58,8 +58,8 @@ class AttentionNode : public Node {
   }
 
   static Stored stored_by(const CustomOp& op) {
-    const std::string name = op.name(&op);
-    return name == "Attention16" ? Stored::kHalves : name == "Attention8" ? Stored::kBytes : Stored::kFloats;
+    const int type = op.output_type(&op, kKeys);
+    return type == kHalf ? Stored::kHalves : type == kInt8 ? Stored::kBytes : Stored::kFloats;
   }
 
  private:
@@ -184,20 +184,20 @@ class AttentionNode : public Node {
     require(past_keys.shape == Shape({sequences, shared, capacity, size}) && past_values.shape == past_keys.shape,
             "past keys and values have the shapes " + shown(past_keys.shape) + " and " + shown(past_values.shape));
     require(size > 0 && size <= kMostSize && size % 4 == 0, "heads of " + std::to_string(size) + " numbers");
-    const bool is_joined = key.data == nullptr;
+    const bool is_joined = !key.is_given();
     const int64_t width = (is_joined ? heads + 2 * shared : heads) * size;
     require(query.shape.size() == 3 && query.shape[0] == sequences && query.shape[2] == width,
             "query has the shape " + shown(query.shape) + ", it must be " + shown({sequences, -1, width}));
     const int64_t tokens = query.shape[1];
-    require(is_joined == (value.data == nullptr), "key or value is missing");
+    require(is_joined != value.is_given(), "key or value is missing");
     const int64_t added = is_joined ? tokens : key.shape.size() == 3 ? key.shape[1] : -1;
     require(is_joined || ((added == tokens || added == 0) && key.shape == Shape({sequences, added, shared * size}) &&
                           value.shape == key.shape),
             "key and value have the shapes " + shown(key.shape) + " and " + shown(value.shape));
-    require(!input(context, kPositions).data && !input(context, kMask).data, "position_ids or a mask is given");
+    require(!input(context, kPositions).is_given() && !input(context, kMask).is_given(), "position_ids or a mask is given");
     require(!rotates_ || (cosines.shape.size() == 2 && sines.shape == cosines.shape && 2 * cosines.shape[1] <= size),
             "tables have the shapes " + shown(cosines.shape) + " and " + shown(sines.shape));
-    require(!sinks.data || sinks.shape == Shape({heads}), "sinks have the shape " + shown(sinks.shape));
+    require(!sinks.is_given() || sinks.shape == Shape({heads}), "sinks have the shape " + shown(sinks.shape));
     const bool has_steps = stored_ == Stored::kBytes;
     require(!has_steps || (key_steps.shape == Shape({shared, 1, size}) && value_steps.shape == key_steps.shape),
             "steps have the shapes " + shown(key_steps.shape) + " and " + shown(value_steps.shape));
@@ -283,12 +283,12 @@ class AttentionNode : public Node {
   bool rotates_ = false, interleaved_ = false;
 };
 
-// One operator for each kind of cache, since types of outputs follow from the operator alone.
+// The operator for one kind of cache.
 template <int kCache>
 struct AttentionOp : NodeOp {
   AttentionOp() {
     runs<AttentionNode>();
-    name = [](const CustomOp*) { return kCache == kFloat ? "Attention" : kCache == kHalf ? "Attention16" : "Attention8"; };
+    name = [](const CustomOp*) { return "GroupQueryAttention"; };
     input_count = [](const CustomOp*) { return size_t{kInputs}; };
     input_type = [](const CustomOp*, size_t index) -> int {
       if (index == kPastKeys || index == kPastValues) return kCache;

@@ -78,14 +78,23 @@ TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t en
   *total = sums[0];
 }
 
-// Writes `kPanel` keys as [size, kPanel]; those beyond `count` repeat the last one, and nobody sees them.
+// Writes `kPanel` keys as [size, kPanel]; those beyond `count` repeat the last one, and nobody sees them. Meanwhile the
+// next keys and these keys' values are called from memory.
 template <typename Element>
-TARGET void turn(const Element* keys, const float* steps, size_t size, size_t count, float* to) {
+TARGET void turn(const Element* keys, const Element* values, const float* steps, size_t size, size_t count, float* to) {
   const Element* rows[kPanel];
   for (size_t i = 0; i < kPanel; i++) rows[i] = keys + std::min(i, count - 1) * size;
+  const auto* next = reinterpret_cast<const char*>(keys + std::min(kPanel, count) * size);
+  const auto* beside = reinterpret_cast<const char*>(values);
   for (size_t at = 0; at < size; at += 4)
-    for (size_t i = 0; i < kPanel; i += kLanes)
+    for (size_t i = 0; i < kPanel; i += kLanes) {
       turn_four(rows + i, steps ? steps + at : nullptr, at, to + at * kPanel + i, kPanel);
+      for (size_t line = 0; line < 4 * kLanes * sizeof(Element); line += kLine) {
+        __builtin_prefetch(next + line);
+        __builtin_prefetch(beside + line);
+      }
+      next += 4 * kLanes * sizeof(Element), beside += 4 * kLanes * sizeof(Element);
+    }
 }
 
 // Writes values [count, size] as floats [count, padded_size].
@@ -118,7 +127,7 @@ TARGET void block_of(const Head& head, const Queries& queries, size_t block, flo
     }
   };
   for (size_t at = start; at < end; at += kPanel) {
-    turn(keys + at * size, head.key_steps, size, end - at, panel);
+    turn(keys + at * size, values + at * size, head.key_steps, size, end - at, panel);
     each_group([&](size_t row, size_t rows, size_t ends) {
       if (at < ends)
         kTiles[rows - 1](queries.values + row * size, size, panel, kPanel, size, scores + row * kBlockKeys + at, kBlockKeys);

@@ -53,9 +53,11 @@ struct Refused : std::runtime_error {
 };
 
 struct Tensor {
-  const void* data = nullptr;  // null: the input is absent
-  int element = kUndefined;
+  const void* data = nullptr;  // null also where a tensor has no numbers
+  int element = kUndefined;    // of an input that is absent
   std::vector<int64_t> shape;
+
+  bool is_given() const { return element != kUndefined; }
 };
 
 class Api {

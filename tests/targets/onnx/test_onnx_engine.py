@@ -27,6 +27,7 @@ from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupporte
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+RULE = pytest.mark.usefixtures("own_operators")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,7 @@ def test_a_segment_of_another_model_is_refused(llama: OnnxModel, tmp_path: Path)
     engine.close()
 
 
+@RULE
 def test_exact_mode_is_refused_where_kernels_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels break the rule when a single token is not padded."""
     made = onnx_model("llama", "s4-g64", FAST)
@@ -110,6 +112,7 @@ def test_exact_mode_is_refused_where_kernels_differ(monkeypatch: pytest.MonkeyPa
     made.open(exact=True).start(made.plan.storage).close()
 
 
+@RULE
 def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, kernels take other steps for other even numbers of tokens."""
     monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
@@ -128,6 +131,7 @@ def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch
     assert sizes == {1}
 
 
+@RULE
 def test_exact_mode_on_arm64_refuses_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
     made = onnx_model("lfm2", "s4-g32", FAST)
@@ -136,6 +140,7 @@ def test_exact_mode_on_arm64_refuses_recurrent_layers(monkeypatch: pytest.Monkey
         made.open(exact=True)
 
 
+@RULE
 def test_exact_mode_with_sixteen_bit_keys_is_refused() -> None:
     made = onnx_model("llama", "s4-g32", FAST, kv_bits=16)
     assert made.open().capabilities.exact == "never"
@@ -143,6 +148,7 @@ def test_exact_mode_with_sixteen_bit_keys_is_refused() -> None:
         made.open(exact=True)
 
 
+@RULE
 def test_wide_heads_are_exact_with_eight_bits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime sums the scores of a head of more than 128 values in pieces that depend on the number of keys."""
     made = onnx_model("qwen3", "s4-g64", FAST, config={"head_dim": 256}, context=256, chunk_tokens=200)

@@ -40,7 +40,7 @@ def onnxruntime_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> None:
         pytest.fail("onnxruntime was asked to open a bad graph")
 
-    monkeypatch.setattr("edgekit_onnx.loading.open_session", opened)
+    monkeypatch.setattr("edgekit_onnx.sessions.open_session", opened)
 
 
 def rewrite(files: Path, change: Change, name: str = "body-0-1.onnx") -> None:
@@ -269,7 +269,7 @@ def test_audited_bytes_are_opened(sealed: OnnxModel, tmp_path: Path, monkeypatch
         return real(graph, provider, chosen)
 
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    monkeypatch.setattr("edgekit_onnx.loading.open_session", watch)
+    monkeypatch.setattr("edgekit_onnx.sessions.open_session", watch)
     OnnxTarget().open(sealed.plan, files).close()
     assert all(isinstance(graph, bytes) for graph in opened)
 
