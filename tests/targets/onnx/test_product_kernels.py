@@ -1,4 +1,4 @@
-"""edgekit's products and attention: right on every path, the same bits for any rows and threads; forgeries are refused."""
+"""edgekit's products and attention: right, on every path the same bits for any rows and threads, never forged."""
 
 from __future__ import annotations
 
@@ -209,35 +209,31 @@ ATTENTIONS: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # heads, shared
     "a window": (8, 2, 80, {"local_window_size": 50}),
     "a cap, one shared head": (8, 1, 128, {"softcap": 5.0}),
     "sinks, a scale": (6, 2, 256, {"sinks": 1, "scale": 0.3}),
-    "alternating pairs": (4, 4, 8, {"rotary_interleaved": 1, "local_window_size": 200}),
+    "alternating pairs": (4, 4, 16, {"rotary_interleaved": 1, "local_window_size": 200}),
 }
 CAPACITY = 400
 
 
 def attention(kernels: ProductKernels, case: str, domain: str, kind: int = TensorProto.FLOAT, threads: int = 1) -> Any:
     heads, shared, size, options = ATTENTIONS[case]
-    numbers = {"query": TensorProto.FLOAT, "keys": kind, "values": kind}
-    fed = [*numbers.items(), ("lengths", TensorProto.INT32), ("total", TensorProto.INT32)]
-    angles = np.arange(CAPACITY)[:, None] * np.random.default_rng(1).random(size // 2)
-    stored = {"cos": np.cos(angles), "sin": np.sin(angles), "sinks": np.linspace(-2, 2, heads)}
-    names = ["query", "", "", "keys", "values", "lengths", "total", "cos", "sin"]
-    names += ["", "", "sinks"] if "sinks" in options else ["", "", ""]
-    if kind == TensorProto.INT8:
-        steps = np.full((shared, 1, size), 0.05)
-        stored, names = {**stored, "steps": steps}, [*names, "steps", "steps"]
+    turns = np.arange(CAPACITY)[:, None] * np.random.default_rng(1).random(size // 2)
+    stored = {"cos": np.cos(turns), "sin": np.sin(turns)} | {"steps": np.full((shared, 1, size), 0.05)}
+    stored |= {"sinks": np.linspace(-2, 2, heads)} if options.get("sinks") else {}
+    names = ["query", "", "", "keys", "values", "lengths", "total", "cos", "sin", "", "", "sinks"]
+    names = [name if name != "sinks" or name in stored else "" for name in names]
     node = helper.make_node(
-        "GroupQueryAttention", names, ["Y", "new_keys", "new_values"], domain=domain, do_rotary=1, num_heads=heads,
-        kv_num_heads=shared, **{name: value for name, value in options.items() if name != "sinks"},
+        "GroupQueryAttention", names + ["steps"] * 2 * (kind == TensorProto.INT8), ["Y", "new_keys", "new_values"],
+        domain=domain, do_rotary=1, num_heads=heads, kv_num_heads=shared,
+        **{name: value for name, value in options.items() if name != "sinks"},
     )  # fmt: skip
-    inputs = [helper.make_tensor_value_info(name, each, None) for name, each in fed]
-    outputs = [
-        helper.make_tensor_value_info(name, each, None)
-        for name, each in zip(node.output, numbers.values(), strict=True)
-    ]
+    kinds = {"query": TensorProto.FLOAT, "keys": kind, "values": kind}
+    kinds |= {"lengths": TensorProto.INT32, "total": TensorProto.INT32}
+    ends = [helper.make_tensor_value_info(name, each, None) for name, each in kinds.items()]
+    made = [helper.make_tensor_value_info(*pair, None) for pair in zip(node.output, kinds.values(), strict=False)]
     constants = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in stored.items()]
     opsets = [helper.make_opsetid(each, version) for each, version in (("", 21), ("com.microsoft", 1), ("edgekit", 1))]
-    made = helper.make_graph([node], "g", inputs, outputs, constants)
-    return session(kernels, helper.make_model(made, opset_imports=opsets, ir_version=10).SerializeToString(), threads)
+    whole = helper.make_graph([node], "g", ends, made, constants)
+    return session(kernels, helper.make_model(whole, opset_imports=opsets, ir_version=10).SerializeToString(), threads)
 
 
 def attended(opened: Any, case: str, x: NDArray[np.float32], sizes: list[int], kind: Any = np.float32) -> NDArray[Any]:
@@ -268,7 +264,7 @@ def test_attention_is_onnxruntimes_and_a_row_has_the_same_bits_in_any_call(
     for kind, dtype in kinds.items():
         one, three = (attention(kernels, case, "edgekit", kind, threads) for threads in (1, 3))
         found = attended(one, case, x, [300], dtype)
-        np.testing.assert_allclose(found[:1], expected, atol={4: 1e-5, 2: 1e-2, 1: 0.5}[np.dtype(dtype).itemsize])
+        np.testing.assert_allclose(found[:1], expected, atol={4: 1e-4, 2: 0.02, 1: 0.5}[np.dtype(dtype).itemsize])
         for sizes in ([256, 44], [7, 1, 200, 90, 1, 1], [*[16] * 18, 12]):
             np.testing.assert_array_equal(attended(three, case, x, sizes, dtype), found)
         np.testing.assert_array_equal(attended(one, case, x[1:], [290, *[1] * 10], dtype), found[1:])
@@ -276,52 +272,46 @@ def test_attention_is_onnxruntimes_and_a_row_has_the_same_bits_in_any_call(
             np.testing.assert_array_equal(attended(one, case, x, [299, 1], dtype), found, path)
 
 
-def test_attention_refuses_sizes_and_lengths_that_do_not_fit(kernels: ProductKernels) -> None:
-    opened, x = attention(kernels, "grouped", "edgekit"), queries("grouped", 1, 4)
-    cache = np.zeros((1, 3, CAPACITY, 64), np.float32)
-    fits: Arrays = {"query": x, "keys": cache, "values": cache, "lengths": np.array([3], np.int32)}
-    fits["total"] = np.array(4, np.int32)
-    assert opened.run(None, fits)[0].shape == (1, 4, 576)
-    forged = {
-        "seqlens_k is 400": {"lengths": np.array([CAPACITY], np.int32)},
-        "seqlens_k is 2 for 4 tokens": {"lengths": np.array([2], np.int32)},
-        "seqlens_k is -1": {"lengths": np.array([-1], np.int32)},
-        r"seqlens_k has the shape \[2\]": {"lengths": np.array([3, 3], np.int32)},
-        "past keys and values have": {"values": cache[:, :, :8]},
-        "past keys have the shape": {"keys": cache[0]},
-        "it must be": {"query": x[..., :-64]},
-        "tables of": {"keys": np.zeros((1, 3, 900, 64), np.float32), "lengths": np.array([500], np.int32)},
-        "heads of 66 numbers": {"keys": np.zeros((1, 3, 8, 66), np.float32)},
-    }
-    forged["tables of"]["values"], forged["heads of 66 numbers"]["values"] = (
-        forged[name]["keys"] for name in ("tables of", "heads of 66 numbers")
-    )
-    for message, changed in forged.items():
-        with pytest.raises(Exception, match=f"edgekit Attention: .*{message}"):
-            opened.run(None, {**fits, **changed})
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": [CAPACITY]}, "seqlens_k is 400"),
+        ({"lengths": [2]}, "seqlens_k is 2 for 4 tokens"),
+        ({"lengths": [-1]}, "seqlens_k is -1"),
+        ({"lengths": [3, 3]}, r"seqlens_k has the shape \[2\]"),
+        ({"values": (1, 3, 8, 64)}, "past keys and values have"),
+        ({"keys": (3, 9, 64)}, "past keys have the shape"),
+        ({"query": (1, 4, 900)}, "it must be"),
+        ({"keys": (1, 3, 900, 64), "values": (1, 3, 900, 64), "lengths": [500]}, "tables of"),
+        ({"keys": (1, 3, 8, 66), "values": (1, 3, 8, 66)}, "heads of 66 numbers"),
+    ],
+)
+def test_attention_refuses_sizes_and_lengths_that_do_not_fit(
+    kernels: ProductKernels, changed: dict[str, Any], message: str
+) -> None:
+    sizes = {"query": (1, 4, 960), "keys": (1, 3, CAPACITY, 64), "values": (1, 3, CAPACITY, 64)}
+    fed: Arrays = {name: np.zeros(changed.get(name, shape), np.float32) for name, shape in sizes.items()}
+    fed |= {"lengths": np.array(changed.get("lengths", [3]), np.int32), "total": np.array(4, np.int32)}
+    with pytest.raises(Exception, match=f"edgekit Attention: .*{message}"):
+        attention(kernels, "grouped", "edgekit").run(None, fed)
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "four at once": {"sequences": 4},
-    "drafts": {"draft": "ngram"},
-    "prefixes": {"prefixes": 1 << 24},
-    "all of it": {"sequences": 4, "draft": "ngram", "prefixes": 1 << 24},
-    "exact": {"exact": True},
-}
+WAYS: list[dict[str, Any]] = [{}, {"sequences": 4}, {"draft": "ngram"}, {"prefixes": 1 << 24}, {"exact": True}]
+WAYS += [{"sequences": 4, "draft": "ngram", "prefixes": 1 << 24}]
 PROSE = (ROOT / "examples/benchmarks/held_out/prose.txt").read_text()
 
 
 @pytest.mark.parametrize("of_all", [{}, {"window": 96, "sinks": 4}, {"kv_bits": 16}, {"kv_bits": 8}], ids=str)
 def test_texts_are_equal_without_an_option(demo: Path, of_all: dict[str, Any]) -> None:
     """30 prompts, in several ways, and asked again."""
-    prompts = [PROSE[997 * index :][: 30 + 9 * index] for index in range(30)]
+    prompts = [PROSE[300 * index :][: 30 + 9 * index] for index in range(30)]
     expected: list[str] = []
-    for way in ({}, *WAYS.values()):
+    for way in WAYS:
         with edgekit.open(demo, **{"prefixes": 0, **way, **of_all}) as runtime:
             assert runtime.engine.capabilities.exact == "always"
             for _ in range(2):
                 streams = [runtime.submit(prompt, max_tokens=16) for prompt in prompts]
-                texts = ["".join(stream) for stream in streams]
+                texts = ["".join(piece.text for piece in stream) for stream in streams]
                 expected = expected or texts
                 assert texts == expected, way
 
@@ -335,25 +325,20 @@ def test_an_engine_is_exact_where_every_row_is_alone(kernels: ProductKernels, fa
         check_engine(made.open, exact=True, tolerance=0, sequences=20)
 
 
-def test_chunks_and_threads_change_no_bit(demo: Path) -> None:
-    artifact, found = open_artifact(demo), set()
+def test_chunks_threads_and_packing_change_no_bit_and_saved_prefixes_name_the_kernels(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, logits, keys = open_artifact(demo), set(), set()
     ids = [(7 + 31 * place) % artifact.plan.model.vocab_size for place in range(600)]
-    for chunk, threads in ((16, 1), (64, 2), (512, 1), (512, 2)):
+    for chunk, threads, packed in ((16, 1, "1GiB"), (64, 2, "1GiB"), (512, 1, "off"), (512, 2, "1GiB")):
+        monkeypatch.setenv("EDGEKIT_PACKED", packed)
         plan = artifact.plan.model_copy(update={"chunk_tokens": chunk, "threads": threads})
         engine = OnnxEngine(plan, artifact.folder)
-        found.add(feed(engine, engine.start(plan.storage), ids, 100, chunk_tokens=chunk).tobytes())
-        engine.close()
-    assert len(found) == 1
-
-
-def test_saved_prefixes_name_the_kernels(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact, keys = open_artifact(demo), set()
-    for setting, packed in (("on", "1GiB"), ("on", "off"), ("off", "off")):
-        monkeypatch.setenv("EDGEKIT_KERNELS", setting)
-        monkeypatch.setenv("EDGEKIT_PACKED", packed)
-        engine = OnnxEngine(artifact.plan, artifact.folder)
-        assert engine.products.partition(",")[0] == ("edgekit" if setting == "on" else "onnxruntime")
-        assert (engine.capabilities.copied_share == 0) == (packed != "off")
+        assert engine.products.startswith("edgekit") and (engine.capabilities.copied_share == 0) == (packed != "off")
         keys.add(engine.model_key)
+        logits.add(feed(engine, engine.start(plan.storage), ids, 100, chunk_tokens=chunk).tobytes())
         engine.close()
-    assert len(keys) == 2
+    monkeypatch.setenv("EDGEKIT_KERNELS", "off")
+    engine = OnnxEngine(artifact.plan, artifact.folder)
+    assert len(logits) == len(keys) == 1 and engine.products == "onnxruntime" and engine.model_key not in keys
+    engine.close()
