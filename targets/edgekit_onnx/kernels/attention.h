@@ -13,7 +13,7 @@ namespace edgekit {
 
 constexpr size_t kBlockKeys = 128;  // a power of two
 constexpr size_t kTileQueries = 96;  // queries that share the keys that are read: their scores stay in the second cache
-constexpr size_t kColumns = 32;      // sums of values have a multiple of it
+constexpr size_t kColumns = 32;      // the width of sums of values is a multiple of it
 
 inline size_t padded_size(size_t size) { return (size + kColumns - 1) / kColumns * kColumns; }
 
@@ -38,10 +38,9 @@ struct Queries {
   size_t first;         // their first one is this many queries after the beginning of the text
 
   size_t position(size_t row) const { return (first + row) / group; }
-  Queries from(size_t row, size_t rows, size_t size) const { return {values + row * size, rows, group, first + row}; }
   // The keys that a query sees: from `first_key` on, before `end_key`.
   size_t end_key(size_t row) const { return position(row) + 1; }
-  size_t first_key(size_t row, size_t window) const { return end_key(row) - (end_key(row) < window ? end_key(row) : window); }
+  size_t first_key(size_t row, size_t window) const { return end_key(row) < window ? 0 : end_key(row) - window; }
 };
 
 // For each query the largest score, the sum of weights relative to it, and the weighted sum of values.

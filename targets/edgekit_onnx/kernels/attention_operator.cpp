@@ -114,8 +114,8 @@ class AttentionNode : public Node {
       size_t sequence, shared;
     };
     Task task(size_t index) const {
-      const size_t tile_of = index % tiles, shared = index / tiles % node.shared_, sequence = index / tiles / node.shared_;
-      const size_t first = tile_of * tile, count = std::min(tile, rows() - first);
+      const size_t shared = index / tiles % node.shared_, sequence = index / tiles / node.shared_;
+      const size_t first = index % tiles * tile, count = std::min(tile, rows() - first);
       const float* steps[] = {key_steps ? key_steps + shared * size : nullptr,
                               value_steps ? value_steps + shared * size : nullptr};
       const Head head = {node.stored_, cached(keys, sequence, shared, 0), cached(values, sequence, shared, 0),
@@ -164,7 +164,8 @@ class AttentionNode : public Node {
     }
 
     void finish(const Task& now, const Sums& all) const {
-      const size_t width = node.heads_ * size, token = (now.queries.first / node.group_) - (length(now.sequence) - tokens);
+      const size_t width = node.heads_ * size, past = length(now.sequence) - tokens;
+      const size_t token = now.queries.first / node.group_ - past;
       float* out = result + (now.sequence * tokens + token) * width + now.shared * node.group_ * size;
       path.finish(all, sinks ? sinks + now.shared * node.group_ : nullptr, now.queries, size, out, width);
     }
@@ -173,7 +174,8 @@ class AttentionNode : public Node {
   void compute(void* context) const {
     const Tensor query = input(context, kQuery), key = input(context, kKey), value = input(context, kValue);
     const Tensor past_keys = input(context, kPastKeys), past_values = input(context, kPastValues);
-    const Tensor lengths = input(context, kLengths), cosines = input(context, kCosines), sines = input(context, kSines);
+    const Tensor lengths = input(context, kLengths);
+    const Tensor cosines = input(context, kCosines), sines = input(context, kSines);
     const Tensor sinks = input(context, kSinks), key_steps = input(context, kKeySteps);
     const Tensor value_steps = input(context, kValueSteps);
     using Shape = std::vector<int64_t>;
@@ -194,7 +196,8 @@ class AttentionNode : public Node {
     require(is_joined || ((added == tokens || added == 0) && key.shape == Shape({sequences, added, shared * size}) &&
                           value.shape == key.shape),
             "key and value have the shapes " + shown(key.shape) + " and " + shown(value.shape));
-    require(!input(context, kPositions).is_given() && !input(context, kMask).is_given(), "position_ids or a mask is given");
+    require(!input(context, kPositions).is_given() && !input(context, kMask).is_given(),
+            "position_ids or a mask is given");
     require(!rotates_ || (cosines.shape.size() == 2 && sines.shape == cosines.shape && 2 * cosines.shape[1] <= size),
             "tables have the shapes " + shown(cosines.shape) + " and " + shown(sines.shape));
     require(!sinks.is_given() || sinks.shape == Shape({heads}), "sinks have the shape " + shown(sinks.shape));
@@ -232,11 +235,9 @@ class AttentionNode : public Node {
 
   // Copies earlier tokens to outputs that are not the inputs themselves.
   void copy_past(const Call& call, const Tensor& keys, const Tensor& values) const {
-    for (const auto& [from, to] : {std::pair{keys.data, call.keys}, std::pair{values.data, call.values}}) {
-      if (from == to) continue;
-      const size_t bytes = call.sequences * shared_ * call.capacity * call.size * kStoredBytes[static_cast<size_t>(stored_)];
-      std::memcpy(to, from, bytes);
-    }
+    const size_t numbers = call.sequences * shared_ * call.capacity * call.size;
+    for (const auto& [from, to] : {std::pair{keys.data, call.keys}, std::pair{values.data, call.values}})
+      if (from != to) std::memcpy(to, from, numbers * kStoredBytes[static_cast<size_t>(stored_)]);
   }
 
   void run(void* context, Call& call) const {
@@ -268,7 +269,8 @@ class AttentionNode : public Node {
     });
     const bool is_little = count * std::min(longest, window_) < kLittleWork;
     if (!is_split) {
-      each(call.tasks(), is_little, [](void* given, size_t index) { static_cast<const Call*>(given)->run_tile(index); });
+      each(call.tasks(), is_little,
+           [](void* given, size_t index) { static_cast<const Call*>(given)->run_tile(index); });
       return;
     }
     each(call.tasks() * call.blocks, is_little,

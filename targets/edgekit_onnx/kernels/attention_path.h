@@ -48,8 +48,9 @@ TARGET INLINE float exponential(float x) {
   return x < kLeastExponent ? 0.f : sum * scale;
 }
 
-// Turns the scores `from` to `to` of a block into weights; those outside `first` to `end` are of keys that are not seen.
-TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t end, float cap, float* most, float* total) {
+// Turns the scores `from` to `to` of a block into weights. Those outside `first` to `end` are of keys not seen.
+TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t end, float cap, float* most,
+                  float* total) {
   float largest[kTogether], sums[kTogether] = {};
   for (float& each : largest) each = kLowest;
   for (size_t at = from; at < to; at += kTogether) {
@@ -109,47 +110,42 @@ TARGET void widen(const Element* values, const float* steps, size_t size, size_t
 template <typename Element>
 TARGET void block_of(const Head& head, const Queries& queries, size_t block, float* work, const Sums& to) {
   const size_t size = head.size, wide = padded_size(size), first = block * kBlockKeys;
-  const size_t end = std::min(queries.end_key(queries.count - 1) - std::min(first, queries.end_key(queries.count - 1)), kBlockKeys);
-  const size_t seen = queries.first_key(0, head.window);
-  const size_t start = seen <= first ? 0 : std::min(seen - first, end) / kPanel * kPanel;
+  const auto within = [&](size_t key) { return key <= first ? 0 : std::min(key - first, kBlockKeys); };
+  const size_t start = within(queries.first_key(0, head.window)) / kPanel * kPanel;
+  const size_t end = within(queries.end_key(queries.count - 1));
   float *panel = work, *scores = panel + size * kColumns, *widened = scores + queries.count * kBlockKeys;
   const auto* keys = static_cast<const Element*>(head.keys) + first * size;
   const auto* values = static_cast<const Element*>(head.values) + first * size;
-  // Queries in groups of nearly equal size, no larger than the registers of a path allow.
-  const size_t groups = (queries.count + kMostRows - 1) / kMostRows;
-  const auto each_group = [&](auto&& body) {
+  // Queries in groups of nearly equal size, no larger than the registers of a path allow, with the end of their keys.
+  const auto each_group = [&](const auto& body) {
     size_t row = 0;
-    for (size_t left = groups; left; left--) {
+    for (size_t left = (queries.count + kMostRows - 1) / kMostRows; left; left--) {
       const size_t rows = (queries.count - row + left - 1) / left;
-      const size_t ends = queries.end_key(row + rows - 1);
-      body(row, rows, ends <= first ? 0 : std::min(ends - first, kBlockKeys));
+      body(row, rows, within(queries.end_key(row + rows - 1)));
       row += rows;
     }
   };
   for (size_t at = start; at < end; at += kPanel) {
     turn(keys + at * size, values + at * size, head.key_steps, size, end - at, panel);
     each_group([&](size_t row, size_t rows, size_t ends) {
-      if (at < ends)
-        kTiles[rows - 1](queries.values + row * size, size, panel, kPanel, size, scores + row * kBlockKeys + at, kBlockKeys);
+      float* to_scores = scores + row * kBlockKeys + at;
+      if (at < ends) kTiles[rows - 1](queries.values + row * size, size, panel, kPanel, size, to_scores, kBlockKeys);
     });
   }
-  const float* read = nullptr;  // values as floats
-  if constexpr (std::is_same_v<Element, float>)
-    if (size == wide) read = values + start * size;
-  if (!read && start < end) {
+  const float* read = widened;
+  if constexpr (std::is_same_v<Element, float>) read = values + start * size;
+  if (size != wide || !std::is_same_v<Element, float>) {
     widen(values + start * size, head.value_steps, size, end - start, widened);
     read = widened;
   }
   each_group([&](size_t row, size_t rows, size_t ends) {
-    const size_t stop = std::max(start, (ends + kPanel - 1) / kPanel * kPanel);
-    for (size_t i = row; i < row + rows; i++) {
-      const size_t from = queries.first_key(i, head.window), to_key = queries.end_key(i);
-      weigh(scores + i * kBlockKeys, start, stop, from - std::min(from, first), to_key - std::min(to_key, first), head.cap,
-            to.most + i, to.total + i);
-    }
-    for (size_t column = 0; column < wide; column += kPanel)
-      kTiles[rows - 1](scores + row * kBlockKeys + start, kBlockKeys, read + column, wide, std::max(ends, start) - start,
-                       to.values + row * wide + column, wide);
+    const size_t stop = std::max(start, (ends + kPanel - 1) / kPanel * kPanel), depth = std::max(start, ends) - start;
+    for (size_t i = row; i < row + rows; i++)
+      weigh(scores + i * kBlockKeys, start, stop, within(queries.first_key(i, head.window)),
+            within(queries.end_key(i)), head.cap, to.most + i, to.total + i);
+    const float* weights = scores + row * kBlockKeys + start;
+    for (size_t at = 0; at < wide; at += kPanel)
+      kTiles[rows - 1](weights, kBlockKeys, read + at, wide, depth, to.values + row * wide + at, wide);
   });
 }
 
@@ -178,7 +174,8 @@ TARGET void join(const Sums& sums, const Sums& next, size_t count, size_t size) 
   }
 }
 
-TARGET void finish(const Sums& sums, const float* sinks, const Queries& queries, size_t size, float* out, size_t stride) {
+TARGET void finish(const Sums& sums, const float* sinks, const Queries& queries, size_t size, float* out,
+                   size_t stride) {
   const size_t wide = padded_size(size);
   for (size_t row = 0; row < queries.count; row++) {
     const size_t token = (queries.first + row) / queries.group - queries.first / queries.group;
@@ -201,8 +198,8 @@ TARGET void keep(Stored stored, const float* from, const float* steps, size_t co
     for (size_t i = 0; i < count; i += 4) halve_four(from + i, static_cast<uint16_t*>(to) + i);
   if (stored == Stored::kBytes)
     for (size_t i = 0; i < count; i++) {
-      const float steps_of = std::min(127.f, std::max(-128.f, from[i] / steps[i]));
-      static_cast<int8_t*>(to)[i] = static_cast<int8_t>(static_cast<int32_t>(bits_of(steps_of + kRounding) - bits_of(kRounding)));
+      const float whole = std::min(127.f, std::max(-128.f, from[i] / steps[i]));
+      static_cast<int8_t*>(to)[i] = static_cast<int8_t>(bits_of(whole + kRounding) - bits_of(kRounding));
     }
 }
 

@@ -16,7 +16,7 @@ extern std::atomic<const Path*> chosen;  // the functions for this processor
 
 std::string shown(const std::vector<int64_t>& shape);
 
-// One node of a graph. `refuse` messages begin with the operator's name.
+// One node of a graph; what it refuses begins with its name.
 class Node {
  public:
   Node(const char* name, const Api& api, const void* info) : api_(api), name_(name) {
