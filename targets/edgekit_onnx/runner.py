@@ -91,7 +91,7 @@ class Runner:
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
-        in_halves = self._converts and arena.dtype == np.float16
+        in_halves = arena.dtype == np.float16 and (self._converts or attention is not None)
         # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
         # requests larger buffers than the one before, and the arena would keep the buffers of every step.
         is_step = in_halves and tokens <= KEPT_TOKENS
