@@ -23,7 +23,10 @@ unexport PYTHONDONTWRITEBYTECODE
 	@test -e .venv/.with-dev || $(BIN)/python -m pip install --quiet --editable ".[$(DEMO_PARTS)]"
 	@touch $@
 
+# Where a compiler is there, the onnx target's own operators are compiled first; without them it runs on onnxruntime's.
+HAS_COMPILER := $(and $(filter x86_64,$(shell uname -m)),$(shell command -v $(CXX)))
 demo: .venv/.with-demo
+	@test -z "$(HAS_COMPILER)" || $(MAKE) --silent kernels
 	$(BIN)/python -m examples.demo
 
 .venv/.with-docs: pyproject.toml
@@ -39,8 +42,8 @@ docs: .venv/.with-docs
 wheel: .venv/.with-dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
-# The onnx target's own products for x86-64, which sessions use once the library is there: no fused roundings, so that
-# every path gives the same bits.
+# The onnx target's own products and attention for x86-64, which sessions use once the library is there: only roundings
+# that are asked for are fused, so that every path gives the same bits.
 KERNELS := targets/edgekit_onnx/kernels
 KERNELS_BUILD ?= $(KERNELS)/build
 kernels: $(KERNELS_BUILD)/libedgekit_kernels.so

@@ -55,8 +55,7 @@ def bind_adapter(
     }
     taken = sum(array.nbytes for array in arrays.values())
     if sites not in known_sites:
-        copied = 0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes
-        taken += variants * (len(adapter.modules) * ADAPTED_LINEAR_BYTES + copied)
+        taken += variants * (len(adapter.modules) * ADAPTED_LINEAR_BYTES + loaded.graphs.copied_bytes)
     if not known_sites:
         taken += DERIVING_BYTES  # stays once it is imported
     with vendor_errors("onnx"):

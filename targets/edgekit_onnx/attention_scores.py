@@ -30,7 +30,7 @@ def with_attention(data: bytes) -> bytes:
         layer = node.output[1].split(".")[1]
         if f"past.{layer}.key" not in node.input:
             continue  # it reads the cache of another layer
-        name = attention_name(int(layer))
+        name, node.domain = attention_name(int(layer)), "com.microsoft"  # edgekit's operator gives no weights
         node.output.extend([""] * (_OUTPUTS - 1 - len(node.output)) + [f"{name}.weights"])
         others = [attribute for attribute in node.attribute if attribute.name != _KIND]
         del node.attribute[:]

@@ -46,6 +46,7 @@ from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS
 from edgekit_onnx.loading import AuditedArtifact, load
 from edgekit_onnx.memory import ARRAYS, KEPT_TOKENS, RETURNED_BYTES
+from edgekit_onnx.product_kernels import VERSION
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
 from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
@@ -70,11 +71,6 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         Without `packs`, weights are used straight from the file: no copy is made, and products are slow.
         """
         super().__init__(plan)
-        self._exact = exact
-        self._one_by_one = exact and feeds_single_tokens(plan)
-        self._pads = exact and not self._one_by_one
-        if exact and (reason := inexact(plan)):
-            raise Unsupported(reason)
         kernels = arm_kernels()
         if exact and kernels == KLEIDIAI:
             raise Unsupported(NOT_EXACT)
@@ -87,11 +83,14 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         attending = tuple(name for name in scorers_for(ATTENTION) if name in able.scorers)
         self._attends = plan.cache.keep in attending
         self._loaded: AuditedArtifact = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
-        self.notes = tuple(
-            note
-            for note in (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
-            if note
-        )
+        is_always = self._loaded.rows_are_alone and not plan.adapter_rank  # whose products are onnxruntime's
+        if exact and not is_always and (reason := inexact(plan)):
+            raise Unsupported(reason)
+        self._exact, self._follows_rule = exact, exact and not is_always
+        self._one_by_one = self._follows_rule and feeds_single_tokens(plan)
+        self._pads = self._follows_rule and not self._one_by_one
+        notes = (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
+        self.notes = tuple(note for note in notes if note)
         self._steps = steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
         by_width = {HALF_BITS: with_halves, INT8_BITS: with_steps} if plan.backend == "cpu" else {}
         self._variants = SessionVariants(self._loaded.graphs, by_width, steps)
@@ -102,6 +101,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         shapes = ", ".join(f"LayerShape(kv_heads={heads}, head_dim={dim})" for heads, dim in self._layers)
         shapes += "," if len(self._layers) == 1 else ""
         identity = f"{self._loaded.key} ({shapes}) {_dtype(float_bits)}"
+        identity += f" {VERSION}" if self._loaded.graphs.kernels else ""
         self._model_key = hashlib.sha256(identity.encode()).hexdigest()
         self._runner = Runner(
             self._loaded,
@@ -123,7 +123,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             kv_layers=() if self._loaded.on_device else able.kv_layers,
             hidden_size=None if self._loaded.on_device else able.hidden_size,
             copied_share=self._loaded.copied_share * (1 + self._attends),
-            exact="never" if inexact(plan) else able.exact,
+            exact="always" if is_always else "never" if inexact(plan) else able.exact,
         )
         self._files = files
         self._final_norm: FinalNorm | None = None  # read when hidden states are first requested
@@ -159,7 +159,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _before_start(self, storage: KVCacheConfig) -> None:
         if self._exact:
-            check_exact_bits(self.plan, storage.kv_bits)
+            if self._follows_rule:
+                check_exact_bits(self.plan, storage.kv_bits)
             if storage.kv_bits not in self._exact_bits:
                 self._check_exactness(storage)
 
@@ -216,7 +217,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _slots(self, storage: KVCacheConfig) -> int:
         # Exact mode feeds padding after the real tokens.
-        return storage.capacity_tokens + (SPARE_TOKENS if self._exact else 0)
+        return storage.capacity_tokens + (SPARE_TOKENS if self._follows_rule else 0)
 
     def _table(self, storage: KVCacheConfig) -> SlotTable:
         """Return the slot table for this configuration, which the first state allocates."""
@@ -287,7 +288,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _can_join(self, one: Chunk, other: Chunk) -> bool:
         alike = one.exit_layer == other.exit_layer and one.hidden == other.hidden
-        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and alike
+        return not self._follows_rule and len(one.tokens) == len(other.tokens) == 1 and alike
 
     def _run(
         self, states: Sequence[OnnxState], chunks: Sequence[Chunk], batch: list[int]

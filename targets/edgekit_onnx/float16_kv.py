@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgekit_onnx.layout import SINKS, set_cache_type, with_nodes
+from edgekit_onnx.product_kernels import DOMAIN
 
 BITS = 16
 # Tokens of a chunk that attend at once: in float16, attention holds the scores of each over the whole cache.
@@ -32,7 +33,8 @@ def with_halves(data: bytes) -> bytes:
     nodes: list[Any] = []
     known: set[str] = set()
     for node in graph.node:
-        nodes += _in_halves(node, known) if node.op_type == "GroupQueryAttention" else [node]
+        is_foreign = node.op_type == "GroupQueryAttention" and node.domain != DOMAIN  # edgekit's reads halves itself
+        nodes += _in_halves(node, known) if is_foreign else [node]
     return with_nodes(model, nodes)
 
 

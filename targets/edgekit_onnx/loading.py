@@ -24,12 +24,12 @@ from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
-from edgekit_onnx.packed_products import ORDER, pack_products
+from edgekit_onnx.packed_products import pack_products
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
-from edgekit_onnx.product_kernels import ProductKernels, product_kernels, with_products
-from edgekit_onnx.sessions import Provider, open_beside, open_session, options
+from edgekit_onnx.product_kernels import VERSION, ProductKernels, product_kernels, rows_are_alone, with_kernels
+from edgekit_onnx.sessions import Provider, open_beside, options
 
 COPIED_SHARE = 1.1  # 1.03 to 1.10 measured: weights in the layout of the kernels, and their scales
 _UNSEALED = "not sealed yet, so its packed weights are not kept; weights are copied instead"
@@ -41,30 +41,24 @@ class Graphs(NamedTuple):
     plan: Plan
     provider: Provider
     folder: Path
-    names: tuple[str, ...]
-    audited: tuple[bytes, ...]  # empty where they are opened from packed files
+    graphs: tuple[CheckedGraph, ...]
     packs: bool
-    hold: Hold | None  # keeps packed graphs in the cache
+    hold: Hold | None  # keeps packed graphs in the cache; None where these are the exported ones
     kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
     @property
-    def shares_weights(self) -> bool:
-        """True where a second session maps the same weights as the first."""
-        return not self.audited
-
-    @property
-    def weight_bytes(self) -> int:
-        return (self.folder / DATA_FILE).stat().st_size
+    def copied_bytes(self) -> int:
+        """Weights that a second session copies; it maps those of packed graphs."""
+        return 0 if self.hold else (self.folder / DATA_FILE).stat().st_size
 
     @property
     def has_halves(self) -> bool:
         """True if the folder of packed graphs also has graphs for a cache of 16 bits."""
-        return self.shares_weights and self.plan.storage.kv_bits == HALF_BITS
+        return self.hold is not None and self.plan.storage.kv_bits == HALF_BITS
 
     def read(self, *, halves: bool = False) -> list[bytes]:
         """Return the graphs; with `halves`, those for a cache of 16 bits."""
-        files = (halves_of(name) if halves else f"{name}.onnx" for name in self.names)
-        return list(self.audited) or [(self.folder / file).read_bytes() for file in files]
+        return [(self.folder / halves_of(name)).read_bytes() if halves else data for name, data in self.graphs]
 
     def open(
         self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False, halves: bool = False
@@ -84,10 +78,9 @@ class Graphs(NamedTuple):
             )
             for data in self.read(halves=halves)
         ]
-        if not self.audited:
-            forget_pages(
-                self.folder
-            )  # onnxruntime read the original weights while opening; running needs only the packed ones
+        if self.hold:
+            # onnxruntime read the original weights while opening; running needs only the packed ones.
+            forget_pages(self.folder)
         return tuple(zip(parts_of(self.plan), sessions, strict=True))
 
     def bound(self, array: NDArray[Any]) -> Any:
@@ -105,6 +98,7 @@ class AuditedArtifact(NamedTuple):
     numbers: np.dtype[Any]  # of activations
     key: str  # a hash of the artifact's bytes
     note: str
+    rows_are_alone: bool  # no row of a call changes a bit of another row's results
     on_device: bool
     device: str
     copied_share: float  # private bytes per byte of weights, 0 where they are mapped
@@ -143,28 +137,18 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     is_copied = packs and plan.backend == "cpu" and packed.folder is None
     if is_copied:
         _check_memory(files, packed.note)
-    if kernels and packed.folder is None:
-        graphs = [graph._replace(data=with_products(graph.data)) for graph in graphs]
-    chosen, head = options(plan.threads, packs, kernels=kernels), graphs[-1]
     if packed.folder is not None:
-        opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
-    else:
-        opened = open_beside(files, head.data, provider, chosen)
+        graphs = [CheckedGraph(name, (packed.folder / f"{name}.onnx").read_bytes()) for name, _ in graphs]
+    elif kernels:
+        graphs = [graph._replace(data=with_kernels(graph.data)) for graph in graphs]
+    folder, chosen = packed.folder or files, options(plan.threads, packs, kernels=kernels)
     return AuditedArtifact(
-        head=opened,
-        graphs=Graphs(
-            plan,
-            provider,
-            packed.folder or files,
-            tuple(graph.name for graph in graphs[:-1]),
-            () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
-            packs,
-            packed.hold,
-            kernels,
-        ),
+        head=open_beside(folder, graphs[-1].data, provider, chosen),
+        graphs=Graphs(plan, provider, folder, tuple(graphs[:-1]), packs, packed.hold, kernels),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=key,
         note=packed.note,
+        rows_are_alone=kernels is not None and all(rows_are_alone(graph.data) for graph in graphs),
         on_device=plan.backend != "cpu",
         device=provider.device,
         copied_share=COPIED_SHARE if is_copied else 0.0,
@@ -194,7 +178,7 @@ def _packed(
     bits = plan.storage.kv_bits
     derived = " with graphs for 16 bits" if bits == HALF_BITS else ""
     if kernels:
-        key = _hash(f"{data} {ORDER}{derived}".encode(), graphs)
+        key = _hash(f"{data} {VERSION}{derived}".encode(), graphs)
         return get_or_build(key, files, lambda folder: pack_products(files, bits, graphs, folder))
     key = _hash(f"{data} {plan.threads}{derived}".encode(), graphs)
     return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))

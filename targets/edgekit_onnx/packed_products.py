@@ -18,9 +18,8 @@ from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation
 from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
-from edgekit_onnx.product_kernels import PRODUCT, with_products
+from edgekit_onnx.product_kernels import PRODUCT, with_kernels
 
-ORDER = "products of edgekit, 2"  # raise it with every change of the order of bytes
 _BAND = 32  # outputs that kernels compute together
 _PIECE_BYTES = 4 << 20
 
@@ -33,7 +32,7 @@ def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], fol
     with DataFile(folder) as target:
         weights = _Weights(np.memmap(files / DATA_FILE, np.uint8, "r"), target)
         for graph in graphs:
-            data = weights.moved(with_products(with_floats(graph.data) if kv_bits == HALF_BITS else graph.data))
+            data = weights.moved(with_kernels(with_floats(graph.data) if kv_bits == HALF_BITS else graph.data))
             write_file(folder / f"{graph.name}.onnx", data)
             if kv_bits == HALF_BITS:
                 write_file(folder / halves_of(graph.name), with_halves(data))

@@ -51,6 +51,7 @@ class Runner:
         self._owners = tuple(owners)
         self._recurrent = tuple(recurrent)
         self._head, self._device = loaded.head, loaded.device
+        self._converts = loaded.device == "cpu" and not loaded.graphs.kernels  # caches of 16 bits, to attend to them
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
         self._ids = np.zeros(tokens, np.int64)
         self._lengths = np.zeros(states, np.int32)
@@ -90,7 +91,7 @@ class Runner:
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
-        in_halves = self._device == "cpu" and arena.dtype == np.float16
+        in_halves = arena.dtype == np.float16 and (self._converts or attention is not None)
         # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
         # requests larger buffers than the one before, and the arena would keep the buffers of every step.
         is_step = in_halves and tokens <= KEPT_TOKENS

@@ -20,10 +20,7 @@ class Provider(NamedTuple):
     device: str
 
 
-PROVIDERS = {
-    "cpu": Provider("CPUExecutionProvider", "cpu"),
-    "cuda": Provider("CUDAExecutionProvider", "cuda"),
-}
+PROVIDERS = {"cpu": Provider("CPUExecutionProvider", "cpu"), "cuda": Provider("CUDAExecutionProvider", "cuda")}
 
 
 def arithmetic(kernels: ProductKernels | None = None) -> str:

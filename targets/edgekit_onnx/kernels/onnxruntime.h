@@ -28,6 +28,7 @@ enum Function {
   kGetTensorTypeAndShape = 65,
   kAllocatorAlloc = 75,
   kAllocatorFree = 76,
+  kGetFloatAttribute = 85,
   kGetIntegerAttribute = 86,
   kGetInput = 90,
   kGetOutput = 91,
@@ -41,7 +42,7 @@ enum Function {
   kGetAllocator = 278,
 };
 
-enum Element { kUndefined = 0, kFloat = 1, kUInt8 = 2, kInt32 = 6, kHalf = 10 };
+enum Element { kUndefined = 0, kFloat = 1, kUInt8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kHalf = 10 };
 enum Presence { kRequired = 0, kOptional = 1 };
 
 using Status = void;  // null means success
@@ -52,9 +53,11 @@ struct Refused : std::runtime_error {
 };
 
 struct Tensor {
-  const void* data = nullptr;  // null: the input is absent
-  int element = kUndefined;
+  const void* data = nullptr;  // null also where a tensor has no numbers
+  int element = kUndefined;    // of an input that is absent
   std::vector<int64_t> shape;
+
+  bool is_given() const { return element != kUndefined; }
 };
 
 class Api {

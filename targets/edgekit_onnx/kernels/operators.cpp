@@ -1,26 +1,13 @@
 // The operators of the domain `edgekit`, which onnxruntime loads with `RegisterCustomOps`.
 #include <algorithm>
-#include <atomic>
 #include <initializer_list>
-#include <limits>
 #include <mutex>
 
-#include "onnxruntime.h"
-#include "product.h"
+#include "operator.h"
 
 namespace edgekit {
-namespace {
-
-enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
-constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
-constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
-constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
 
 std::atomic<const Path*> chosen{path_named("")};
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw Refused("edgekit Product: " + message);
-}
 
 std::string shown(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -28,16 +15,22 @@ std::string shown(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// One node of a graph.
-class Kernel {
+namespace {
+
+enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
+constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
+constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
+constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
+
+class ProductNode : public Node {
  public:
-  Kernel(const Api& api, const void* info) : api_(api) {
-    const int64_t inputs = size(info, "K"), outputs = size(info, "N");
+  ProductNode(const CustomOp&, const Api& api, const void* info) : Node("Product", api, info) {
+    const int64_t inputs = size(info, "K", kMostSize), outputs = size(info, "N", kMostSize);
     const int64_t bits = api.attribute(info, "bits"), block = api.attribute(info, "block_size");
     require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
     require(block == 16 || block == 32 || block == 64 || block == 128,
             "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
-    const bool is_packed = is_set(info, "packed");
+    const bool is_packed = attribute<int64_t>(info, "packed", 0) != 0;
     weights_.outputs = outputs, weights_.inputs = inputs;
     weights_.bits = static_cast<int>(bits), weights_.block = static_cast<int>(block);
     const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
@@ -61,20 +54,10 @@ class Kernel {
     } else {
       pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, weights_);
     }
-    api.check(kGetAllocator, info, 0, &allocator_);
   }
-
-  ~Kernel() {
-    if (allocator_ != nullptr) api_.call<void>(kReleaseAllocator, allocator_);
-  }
-
-  Kernel(const Kernel&) = delete;
-  Kernel& operator=(const Kernel&) = delete;
 
   void compute(void* context) const {
-    const void* value = nullptr;
-    api_.check(kGetInput, static_cast<const void*>(context), size_t{kActivations}, &value);
-    const Tensor input = api_.tensor(value);
+    const Tensor input = this->input(context, kActivations);
     const int64_t width = input.shape.empty() ? 0 : input.shape.back();
     require(input.element == kFloat && width == static_cast<int64_t>(weights_.inputs),
             "A has the shape " + shown(input.shape) + ", its last size must be K = " + std::to_string(weights_.inputs));
@@ -82,21 +65,17 @@ class Kernel {
     shape.back() = static_cast<int64_t>(weights_.outputs);
     size_t count = 1;
     for (size_t i = 0; i + 1 < shape.size(); i++) count *= static_cast<size_t>(shape[i]);
-    void* output = nullptr;
-    api_.check(kGetOutput, context, size_t{0}, static_cast<const int64_t*>(shape.data()), shape.size(), &output);
+    auto* written = output<float>(context, 0, shape);
     if (count == 0) return;
-    void* written = nullptr;
-    api_.check(kGetTensorMutableData, output, &written);
 
     const size_t padded = weights_.padded(), blocks = weights_.blocks;
     const size_t row_bytes = padded + blocks * (sizeof(float) + sizeof(int32_t));
     require(count <= std::numeric_limits<size_t>::max() / row_bytes, "A has too many rows: " + shown(input.shape));
-    const Scratch scratch(api_, allocator_, count * row_bytes);
+    const Scratch scratch(*this, count * row_bytes);
     auto* scales = static_cast<float*>(scratch.data);
     auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
     const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, padded, blocks};
-    run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count,
-                  static_cast<float*>(written)});
+    run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count, written});
   }
 
   Status* status_of_compute(void* context) const {
@@ -104,37 +83,12 @@ class Kernel {
   }
 
  private:
-  // Memory of onnxruntime's arena, which keeps it for the next node.
-  struct Scratch {
-    Scratch(const Api& api, void* allocator, size_t bytes) : api(api), allocator(allocator) {
-      api.check(kAllocatorAlloc, allocator, bytes, &data);
-    }
-    ~Scratch() { api.call<Status*>(kAllocatorFree, allocator, data); }
-    const Api& api;
-    void* allocator;
-    void* data = nullptr;
-  };
-
   // A product in pieces: each is some rows times some bands of outputs.
   struct Pieces {
     Product product;
     size_t rows, bands;      // of a piece
     size_t across;           // pieces of one group of rows
   };
-
-  int64_t size(const void* info, const char* name) const {
-    const int64_t value = api_.attribute(info, name);
-    require(value > 0 && value <= kMostSize,
-            std::string(name) + " is " + std::to_string(value) + ", it must be 1 to " + std::to_string(kMostSize));
-    return value;
-  }
-
-  bool is_set(const void* info, const char* name) const {
-    int64_t value = 0;
-    void* status = api_.call<Status*>(kGetIntegerAttribute, info, name, &value);
-    if (status != nullptr) api_.call<void>(kReleaseStatus, status);
-    return status == nullptr && value != 0;
-  }
 
   bool has_input(const void* info, Input input) const {
     size_t count = 0, letters = 0;  // with the null at the end
@@ -184,42 +138,21 @@ class Kernel {
     });
   }
 
-  void parallel(void* context, size_t total, Pieces& pieces, void (*run_one)(void*, size_t)) const {
-    api_.check(kParallelFor, static_cast<const void*>(context), run_one, total, size_t{0},
-               static_cast<void*>(&pieces));
-  }
-
-  Api api_;
   Weights weights_;
-  void* allocator_ = nullptr;
 };
 
-Status* create_product(const CustomOp*, const void* table, const void* info, void** kernel) {
-  const Api api(table);
-  return api.status_of([&] { *kernel = new Kernel(api, info); });
-}
-
-struct ProductOp : CustomOp {
+struct ProductOp : NodeOp {
   ProductOp() {
-    create_with_status = create_product;
+    runs<ProductNode>();
     name = [](const CustomOp*) { return "Product"; };
-    provider = [](const CustomOp*) -> const char* { return "CPUExecutionProvider"; };
     input_count = [](const CustomOp*) { return size_t{kInputs}; };
     input_type = [](const CustomOp*, size_t index) -> int {
       if (index == kScales) return kUndefined;  // any, which the kernel checks
       return index == kOrder ? kInt32 : index == kValues || index == kZeros ? kUInt8 : kFloat;
     };
     input_presence = [](const CustomOp*, size_t index) -> int { return index < kZeros ? kRequired : kOptional; };
-    input_memory = [](const CustomOp*, size_t) { return 0; };
     output_count = [](const CustomOp*) { return size_t{1}; };
     output_type = [](const CustomOp*, size_t) -> int { return kFloat; };
-    output_presence = [](const CustomOp*, size_t) -> int { return kRequired; };
-    first_version = [](const CustomOp*) { return 1; };
-    last_version = [](const CustomOp*) { return std::numeric_limits<int>::max(); };
-    compute_with_status = [](void* kernel, void* context) {
-      return static_cast<const Kernel*>(kernel)->status_of_compute(context);
-    };
-    destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   }
 };
 
@@ -252,6 +185,7 @@ __attribute__((visibility("default"))) edgekit::Status* RegisterCustomOps(void* 
     if (domain == nullptr) {
       api.check(kCreateCustomOpDomain, "edgekit", &domain);
       api.check(kAddToDomain, domain, static_cast<const CustomOp*>(&product));
+      for (const CustomOp* attention : attention_operators()) api.check(kAddToDomain, domain, attention);
     }
     api.check(kAddCustomOpDomain, options, domain);
   });

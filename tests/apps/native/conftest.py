@@ -17,6 +17,14 @@ from edgekit.errors import Unsupported
 NARROW_BITS = (16, 8)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def own_operators() -> Iterator[None]:
+    """Let Python compute with onnxruntime's own operators, as the library does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEKIT_KERNELS", "off")
+        yield
+
+
 @pytest.fixture(scope="session")
 def library() -> NativeLibrary:
     reason = missing()

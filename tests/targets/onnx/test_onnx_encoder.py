@@ -63,24 +63,42 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("models") / "bert")
 
 
-@pytest.fixture(scope="module")
-def exact(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artifact_of(bert, tmp_path_factory.mktemp("exact") / "a", "float32", context=64)
+def artifact_in_floats(model: str, context: int = 64) -> Any:
+    """A fixture: the artifact of a model that another one gives."""
+
+    @pytest.fixture(scope="module")
+    def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        place = tmp_path_factory.mktemp("exact") / "a"
+        return artifact_of(request.getfixturevalue(model), place, "float32", context=context)
+
+    return made
 
 
-def texts(count: int, seed: int = 0) -> list[str]:
-    draw = np.random.default_rng(seed)
-    return [" ".join(draw.choice(WORDS, int(draw.integers(1, 50)))).replace(" ##", "") for _ in range(count)]
+exact, exact_gemma, exact_cross = map(artifact_in_floats, ("bert", "gemma", "cross"))
+exact_ranker = artifact_in_floats("model", 700)
 
 
-def test_a_plan_has_no_cache_and_takes_eight_bits(bert: Path) -> None:
-    plan = edgekit.plan(str(bert), "laptop-x86-16gb")
+def texts(count: int, most: int = 50) -> list[str]:
+    """Texts of fewer than `most` words: with 60, some are much longer than a window."""
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS, int(draw.integers(1, most)))).replace(" ##", "") for _ in range(count)]
+
+
+@pytest.mark.parametrize("model", ["bert", "gemma"])
+def test_a_plan_has_no_cache_takes_eight_bits_and_other_targets_refuse(
+    request: pytest.FixtureRequest, model: str
+) -> None:
+    folder = str(request.getfixturevalue(model))
+    plan = edgekit.plan(folder, DEVICE)
     assert (plan.target, plan.backend, plan.recipe.name) == ("onnx", "cpu", "s8")
     assert plan.estimate.kv_bytes == 0 and plan.context == plan.chunk_tokens == 64
     others = {each.target: each.reason for each in plan.rejected if each.target != "onnx"}
     assert {"executorch", "llamacpp"} <= others.keys()
     assert all("offer" in reason for reason in others.values())
     assert Plan.model_validate_json(plan.to_json()) == plan
+    for name in ("mlx", "llamacpp", "executorch"):
+        with pytest.raises((Unsupported, DoesNotFit), match=r"encoder|nothing to offer"):
+            make_plans(folder, [DEVICE], PlanRequest(target=name, recipe=named_recipe("s8")))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -116,16 +134,6 @@ def test_long_texts_are_refused_or_cut_before_the_last_special_token(exact: Path
         assert (runtime.embed([long], truncate=True) == cut).all()
 
 
-def test_eight_bits_keep_the_direction(bert: Path, exact: Path, tmp_path: Path) -> None:
-    artifact = artifact_of(bert, tmp_path / "s8", "s8", context=64)
-    with edgekit.open(exact) as one, edgekit.open(artifact) as other:
-        given = texts(12)
-        assert (one.embed(given) * other.embed(given)).sum(1).min() > 0.98
-    plan = open_artifact(artifact).plan
-    found = {name: values.shape for name, values in load_target("onnx").weights(plan, artifact)}
-    assert found == {tensor.name: tensor.shape for tensor in plan.model.tensors()}
-
-
 def test_unsupported_calls_of_an_encoder_are_refused_by_name(exact: Path, bert: Path, tmp_path: Path) -> None:
     with edgekit.open(exact) as runtime:
         with pytest.raises(Unsupported, match="generate: this model is an encoder"):
@@ -142,9 +150,6 @@ def test_unsupported_calls_of_an_encoder_are_refused_by_name(exact: Path, bert: 
         edgekit.open(exact, exact=True)
     with pytest.raises(DoesNotFit, match="private memory are needed"):
         edgekit.open(exact, memory="20MiB")
-    for name in ("mlx", "llamacpp", "executorch"):
-        with pytest.raises((Unsupported, DoesNotFit), match=r"encoder|nothing to offer"):
-            make_plans(str(bert), [DEVICE], PlanRequest(target=name, recipe=named_recipe("s8")))
     for recipe, options in (("s8", {"method": "gptq", "calibrate": "default"}), ("balanced", {})):
         with pytest.raises(Unsupported, match="is an encoder, which is rounded to the nearest"):
             edgekit.quantize(str(bert), RECIPES[recipe], tmp_path / "out", **options)
@@ -160,8 +165,6 @@ def test_an_encoder_is_interrupted(exact: Path) -> None:
 
 
 def test_a_graph_of_another_kind_is_refused(exact: Path, tmp_path: Path) -> None:
-    import shutil
-
     import onnx
 
     copy = tmp_path / "copy"
@@ -193,17 +196,6 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_embedding_gemma(tmp_path_factory.mktemp("models") / "gemma", seed=3, matryoshka_dimensions=[32, 16])
 
 
-@pytest.fixture(scope="module")
-def exact_gemma(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artifact_of(gemma, tmp_path_factory.mktemp("exact") / "a", "float32", context=64)
-
-
-def texts_of_onnx_embedding_gemma(count: int) -> list[str]:
-    """Texts shorter and much longer than a window."""
-    draw = np.random.default_rng(0)
-    return [" ".join(draw.choice(WORDS, int(draw.integers(1, 60)))).replace(" ##", "") for _ in range(count)]
-
-
 def expected(folder: Path, runtime: Runtime, given: list[str]) -> NDArray[np.float32]:
     states = hidden_states(folder, [runtime.encode(text) for text in given])
     return dense_vectors(folder, np.stack([each.mean(0) for each in states]))
@@ -221,7 +213,7 @@ def test_tensors_and_parameters_are_those_of_transformers(gemma: Path) -> None:
 
 def test_vectors_equal_transformers_onnx_embedding_gemma(gemma: Path, exact_gemma: Path) -> None:
     with edgekit.open(exact_gemma) as runtime:
-        given = texts_of_onnx_embedding_gemma(24)
+        given = texts(24, 60)
         assert max(len(runtime.encode(text)) for text in given) > 40
         vectors, wanted = runtime.embed(given), expected(gemma, runtime, given)
         assert vectors.shape == (24, 48) and runtime.metrics().steps < len(given)
@@ -260,28 +252,24 @@ def test_dense_layers_follow_the_pooling_of_a_bert_too(gemma: Path, tmp_path: Pa
         shutil.copytree(gemma / name, folder / name)
     shutil.copy(gemma / "modules.json", folder)
     with edgekit.open(artifact_of(folder, tmp_path / "a", "float32", context=64)) as runtime:
-        given = texts_of_onnx_embedding_gemma(4)
+        given = texts(4, 60)
         assert np.abs(runtime.embed(given) - unit(expected(folder, runtime, given))).max() < 1e-5
 
 
-@pytest.mark.parametrize(("recipe", "least"), [("s8", 0.98), ("s4-g32", 0.7)])
-def test_integers_keep_the_direction(gemma: Path, exact_gemma: Path, tmp_path: Path, recipe: str, least: float) -> None:
-    artifact = artifact_of(gemma, tmp_path / "a", recipe, context=64)
-    with edgekit.open(exact_gemma) as one, edgekit.open(artifact) as other:
-        given = texts_of_onnx_embedding_gemma(12)
+@pytest.mark.parametrize(
+    ("model", "recipe", "least"), [("bert", "s8", 0.98), ("gemma", "s8", 0.98), ("gemma", "s4-g32", 0.7)]
+)
+def test_integers_keep_the_direction(
+    request: pytest.FixtureRequest, tmp_path: Path, model: str, recipe: str, least: float
+) -> None:
+    folder, exact = (request.getfixturevalue(name) for name in (model, "exact" if model == "bert" else "exact_gemma"))
+    artifact = artifact_of(folder, tmp_path / "a", recipe, context=64)
+    with edgekit.open(exact) as one, edgekit.open(artifact) as other:
+        given = texts(12, 60)
         assert (one.embed(given) * other.embed(given)).sum(1).min() > least
     plan = open_artifact(artifact).plan
     found = {name: values.shape for name, values in load_target("onnx").weights(plan, artifact)}
     assert found == {tensor.name: tensor.shape for tensor in plan.model.tensors()}
-
-
-def test_plans_have_no_cache_and_other_targets_refuse(gemma: Path) -> None:
-    plan = edgekit.plan(str(gemma), DEVICE)
-    assert (plan.target, plan.backend, plan.recipe.name) == ("onnx", "cpu", "s8")
-    assert plan.estimate.kv_bytes == 0 and plan.context == plan.chunk_tokens == 64
-    for name in ("mlx", "llamacpp", "executorch"):
-        with pytest.raises((Unsupported, DoesNotFit), match=r"encoder|nothing to offer"):
-            make_plans(str(gemma), [DEVICE], PlanRequest(target=name, recipe=named_recipe("s8")))
 
 
 @pytest.mark.parametrize(
@@ -326,19 +314,12 @@ def test_dense_layers_belong_after_the_pooling_of_an_encoder(gemma: Path, tmp_pa
 
 
 QUERY = "where is the cat"
-
-
 DOCUMENTS = ["the cat sat on the mat. " * 6, "a", "naïve façade", "stop the cat", "the mat", "日本語 " * 9]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen3_reranker(tmp_path_factory.mktemp("models") / "Qwen3-Reranker-tiny", max_position_embeddings=1024)
-
-
-@pytest.fixture(scope="module")
-def exact_ranker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artifact_of(model, tmp_path_factory.mktemp("exact") / "a", "float32", context=700)
 
 
 def in_order(ranked: list[Ranked]) -> list[float]:
@@ -424,11 +405,6 @@ PAIRS = ["the cat sat on the mat. " * 5, "a", "dog ran", "naive cats", "the hill
 @pytest.fixture(scope="module")
 def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_cross_encoder(tmp_path_factory.mktemp("models") / "cross")
-
-
-@pytest.fixture(scope="module")
-def exact_cross(cross: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return artifact_of(cross, tmp_path_factory.mktemp("exact") / "a", "float32", context=64)
 
 
 def test_a_cross_encoder_scores_as_transformers_does(cross: Path, exact_cross: Path) -> None:

@@ -66,6 +66,7 @@ def test_verifying_after_exit_is_bitwise_equal(made: OnnxModel, draft: Any, exit
         engine.close()
 
 
+@pytest.mark.usefixtures("own_operators")
 def test_drafting_layers_do_not_run_again(made: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made.open(exact=True)
     runner, ran = engine._runner, []

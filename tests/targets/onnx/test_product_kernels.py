@@ -1,10 +1,11 @@
-"""edgekit's products: equal to a plain reference on every path, for any rows and threads; forged graphs are refused."""
+"""edgekit's products and attention: right, on every path the same bits for any rows and threads, never forged."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,24 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
 
 import onnx
 import onnxruntime
 from edgekit_onnx import product_kernels
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import FAST
 from edgekit_onnx.packed_products import packed_scales, packed_values
-from edgekit_onnx.product_kernels import ProductKernels, with_products
+from edgekit_onnx.product_kernels import ProductKernels, with_kernels
 from exported_demo import export_demo
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
 import edgekit
+from edgekit.artifact.artifact import open_artifact
+from edgekit.contracts.feeding import feed
+from edgekit.testing import check_engine
 
 pytestmark = pytest.mark.onnx
 ROOT = Path(__file__).parents[3]
@@ -50,6 +58,21 @@ def kernels(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductK
     product_kernels._loaded.cache_clear()
 
 
+@pytest.fixture
+def take(library: Path) -> Iterator[Callable[[str], bool]]:
+    """Returns a function that takes a path of the library, and says whether this processor has it."""
+    path = ctypes.CDLL(str(library)).edgekit_kernels_path
+    path.argtypes, path.restype = [ctypes.c_char_p], ctypes.c_char_p
+    yield lambda name: path(name.encode()) is not None
+    path(b"")
+
+
+@pytest.fixture
+def demo(kernels: ProductKernels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.getbasetemp() / "demo"
+    return place if place.exists() else export_demo(place)
+
+
 def weights(outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = False, bias: bool = False) -> Arrays:
     random, blocks = np.random.default_rng(outputs), -(-inputs // block)
     made: Arrays = {
@@ -72,7 +95,7 @@ def graph(stored: Arrays, **attributes: int) -> bytes:
     made = helper.make_model(
         helper.make_graph([node], "g", ends[:1], ends[1:], constants), opset_imports=opsets, ir_version=10
     )
-    return with_products(made.SerializeToString())
+    return with_kernels(made.SerializeToString())
 
 
 def session(kernels: ProductKernels, data: bytes, threads: int = 1) -> Any:
@@ -108,12 +131,8 @@ def reference(x: NDArray[np.float32], stored: Arrays, bits: int, block: int) -> 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_every_path_has_the_bits_of_the_reference(
-    library: Path, kernels: ProductKernels, bits: int, block: int, zeros: bool
+    kernels: ProductKernels, take: Callable[[str], bool], bits: int, block: int, zeros: bool
 ) -> None:
-    import ctypes
-
-    take = ctypes.CDLL(str(library)).edgekit_kernels_path
-    take.argtypes, take.restype = [ctypes.c_char_p], ctypes.c_char_p
     for outputs, inputs, bias in ((1, 1, False), (33, 200, True), (64, 1152, False)):
         stored = weights(outputs, inputs, bits, block, zeros=zeros, bias=bias)
         sizes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
@@ -124,12 +143,9 @@ def test_every_path_has_the_bits_of_the_reference(
             opened.append(session(kernels, graph(ordered, packed=1, **sizes)))
         x = np.random.default_rng(bits).standard_normal((9, inputs)).astype(np.float32)
         expected = reference(x, stored, bits, block)
-        try:
-            for path in (path for path in PATHS if take(path.encode())):
-                for each in opened:
-                    np.testing.assert_array_equal(each.run(None, {"A": x})[0], expected, path)
-        finally:
-            take(b"")
+        for path in filter(take, PATHS):
+            for each in opened:
+                np.testing.assert_array_equal(each.run(None, {"A": x})[0], expected, path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -188,16 +204,140 @@ def test_forged_inputs_are_refused(kernels: ProductKernels) -> None:
             session(kernels, model.SerializeToString())
 
 
-def test_an_artifact_runs_on_the_kernels_and_is_exact(
-    kernels: ProductKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ATTENTIONS: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # heads, shared heads, their size, attributes
+    "grouped": (9, 3, 64, {}),
+    "a window": (8, 2, 80, {"local_window_size": 50}),
+    "a cap, one shared head": (8, 1, 128, {"softcap": 5.0}),
+    "sinks, a scale": (6, 2, 256, {"sinks": 1, "scale": 0.3}),
+    "alternating pairs": (4, 4, 16, {"rotary_interleaved": 1, "local_window_size": 200}),
+}
+CAPACITY = 400
+
+
+def attention(kernels: ProductKernels, case: str, domain: str, kind: int = TensorProto.FLOAT, threads: int = 1) -> Any:
+    heads, shared, size, options = ATTENTIONS[case]
+    turns = np.arange(CAPACITY)[:, None] * np.random.default_rng(1).random(size // 2)
+    stored = {"cos": np.cos(turns), "sin": np.sin(turns)} | {"steps": np.full((shared, 1, size), 0.05)}
+    stored |= {"sinks": np.linspace(-2, 2, heads)} if options.get("sinks") else {}
+    names = ["query", "", "", "keys", "values", "lengths", "total", "cos", "sin", "", "", "sinks"]
+    names = [name if name != "sinks" or name in stored else "" for name in names]
+    node = helper.make_node(
+        "GroupQueryAttention", names + ["steps"] * 2 * (kind == TensorProto.INT8), ["Y", "new_keys", "new_values"],
+        domain=domain, do_rotary=1, num_heads=heads, kv_num_heads=shared,
+        **{name: value for name, value in options.items() if name != "sinks"},
+    )  # fmt: skip
+    kinds = {"query": TensorProto.FLOAT, "keys": kind, "values": kind}
+    kinds |= {"lengths": TensorProto.INT32, "total": TensorProto.INT32}
+    ends = [helper.make_tensor_value_info(name, each, None) for name, each in kinds.items()]
+    made = [helper.make_tensor_value_info(*pair, None) for pair in zip(node.output, kinds.values(), strict=False)]
+    constants = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in stored.items()]
+    opsets = [helper.make_opsetid(each, version) for each, version in (("", 21), ("com.microsoft", 1), ("edgekit", 1))]
+    whole = helper.make_graph([node], "g", ends, made, constants)
+    return session(kernels, helper.make_model(whole, opset_imports=opsets, ir_version=10).SerializeToString(), threads)
+
+
+def attended(opened: Any, case: str, x: NDArray[np.float32], sizes: list[int], kind: Any = np.float32) -> NDArray[Any]:
+    """The results for sequences [sequence, token, width] that are fed in pieces of these sizes."""
+    _, shared, size, _ = ATTENTIONS[case]
+    keys, values = (np.zeros((len(x), shared, CAPACITY, size), kind) for _ in range(2))
+    found, fed = [], 0
+    for count in sizes:
+        piece, fed = np.ascontiguousarray(x[:, fed : fed + count]), fed + count
+        lengths = {"lengths": np.full(len(x), fed - 1, np.int32), "total": np.array(fed, np.int32)}
+        result, keys, values = opened.run(None, {"query": piece, "keys": keys, "values": values, **lengths})
+        found.append(result)
+    return np.concatenate(found, axis=1)
+
+
+def queries(case: str, sequences: int, tokens: int) -> NDArray[np.float32]:
+    heads, shared, size, _ = ATTENTIONS[case]
+    return np.random.default_rng(2).standard_normal((sequences, tokens, (heads + 2 * shared) * size), np.float32)
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_is_onnxruntimes_and_a_row_has_the_same_bits_in_any_call(
+    kernels: ProductKernels, take: Callable[[str], bool], case: str
 ) -> None:
-    artifact = export_demo(tmp_path / "demo")
-    texts = set()
-    for setting, packed in (("on", "1GiB"), ("on", "off"), ("off", "off")):
-        monkeypatch.setenv("EDGEKIT_KERNELS", setting)
+    x = queries(case, 2, 300)
+    expected = attended(attention(kernels, case, "com.microsoft"), case, x[:1], [300])
+    kinds = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.INT8: np.int8}
+    for kind, dtype in kinds.items():
+        one, three = (attention(kernels, case, "edgekit", kind, threads) for threads in (1, 3))
+        found = attended(one, case, x, [300], dtype)
+        np.testing.assert_allclose(found[:1], expected, atol={4: 1e-4, 2: 0.02, 1: 0.5}[np.dtype(dtype).itemsize])
+        for sizes in ([256, 44], [7, 1, 200, 90, 1, 1], [*[16] * 18, 12]):
+            np.testing.assert_array_equal(attended(three, case, x, sizes, dtype), found)
+        np.testing.assert_array_equal(attended(one, case, x[1:], [290, *[1] * 10], dtype), found[1:])
+        for path in filter(take, PATHS):
+            np.testing.assert_array_equal(attended(one, case, x, [299, 1], dtype), found, path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": [CAPACITY]}, "seqlens_k is 400"),
+        ({"lengths": [2]}, "seqlens_k is 2 for 4 tokens"),
+        ({"lengths": [-1]}, "seqlens_k is -1"),
+        ({"lengths": [3, 3]}, r"seqlens_k has the shape \[2\]"),
+        ({"values": (1, 3, 8, 64)}, "past keys and values have"),
+        ({"keys": (3, 9, 64)}, "past keys have the shape"),
+        ({"query": (1, 4, 900)}, "it must be"),
+        ({"keys": (1, 3, 900, 64), "values": (1, 3, 900, 64), "lengths": [500]}, "tables of"),
+        ({"keys": (1, 3, 8, 66), "values": (1, 3, 8, 66)}, "heads of 66 numbers"),
+    ],
+)
+def test_attention_refuses_sizes_and_lengths_that_do_not_fit(
+    kernels: ProductKernels, changed: dict[str, Any], message: str
+) -> None:
+    sizes = {"query": (1, 4, 960), "keys": (1, 3, CAPACITY, 64), "values": (1, 3, CAPACITY, 64)}
+    fed: Arrays = {name: np.zeros(changed.get(name, shape), np.float32) for name, shape in sizes.items()}
+    fed |= {"lengths": np.array(changed.get("lengths", [3]), np.int32), "total": np.array(4, np.int32)}
+    with pytest.raises(Exception, match=f"edgekit Attention: .*{message}"):
+        attention(kernels, "grouped", "edgekit").run(None, fed)
+
+
+ALL = {"sequences": 4, "draft": "ngram", "prefixes": 1 << 24}
+PROSE = (ROOT / "examples/benchmarks/held_out/prose.txt").read_text()
+
+
+@pytest.mark.parametrize("of_all", [{}, {"window": 96, "sinks": 4}, {"kv_bits": 16}, {"kv_bits": 8}], ids=str)
+def test_texts_are_equal_without_an_option(demo: Path, of_all: dict[str, Any]) -> None:
+    """30 prompts, in several ways, and asked again."""
+    prompts = [PROSE[300 * index :][: 30 + 9 * index] for index in range(30)]
+    expected: list[str] = []
+    for way in ({}, *({name: value} for name, value in ALL.items()), ALL, {"exact": True}):
+        with edgekit.open(demo, **{"prefixes": 0, **way, **of_all}) as runtime:
+            assert runtime.engine.capabilities.exact == "always"
+            for _ in range(2):
+                streams = [runtime.submit(prompt, max_tokens=16) for prompt in prompts]
+                texts = ["".join(piece.text for piece in stream) for stream in streams]
+                expected = expected or texts
+                assert texts == expected, way
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+def test_an_engine_is_exact_where_every_row_is_alone(kernels: ProductKernels, family: str) -> None:
+    """Of a mixture of experts, the number of tokens of an expert decides its kernel."""
+    made = onnx_model(family, "s4-g32", FAST, exits=(1,) if family == "llama" else ())
+    assert made.open().capabilities.exact == ("on_request" if family == "gpt_oss" else "always")
+    if family != "gpt_oss":
+        check_engine(made.open, exact=True, tolerance=0, sequences=20)
+
+
+def test_chunks_threads_and_packing_change_no_bit_and_saved_prefixes_name_the_kernels(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, logits, keys = open_artifact(demo), set(), set()
+    ids = [(7 + 31 * place) % artifact.plan.model.vocab_size for place in range(600)]
+    for chunk, threads, packed in ((16, 1, "1GiB"), (64, 2, "1GiB"), (512, 1, "off"), (512, 2, "1GiB")):
         monkeypatch.setenv("EDGEKIT_PACKED", packed)
-        with edgekit.open(artifact, exact=setting == "on") as runtime:
-            assert runtime.engine.products == (f"edgekit, {kernels.path}" if setting == "on" else "onnxruntime")
-            assert (runtime.engine.capabilities.copied_share == 0) == (packed != "off")
-            texts.add(runtime.generate("The ", max_tokens=8).text)
-    assert len(texts) == 1
+        plan = artifact.plan.model_copy(update={"chunk_tokens": chunk, "threads": threads})
+        engine = OnnxEngine(plan, artifact.folder)
+        assert engine.products.startswith("edgekit") and (engine.capabilities.copied_share == 0) == (packed != "off")
+        keys.add(engine.model_key)
+        logits.add(feed(engine, engine.start(plan.storage), ids, 100, chunk_tokens=chunk).tobytes())
+        engine.close()
+    monkeypatch.setenv("EDGEKIT_KERNELS", "off")
+    engine = OnnxEngine(artifact.plan, artifact.folder)
+    assert len(logits) == len(keys) == 1 and engine.products == "onnxruntime" and engine.model_key not in keys
+    engine.close()
