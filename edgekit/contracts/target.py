@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
@@ -52,32 +52,6 @@ class KVRounding(Protocol):
     """Rounds the "keys" or "values" [kv_head, token, dim] of a layer as a cache gives them back."""
 
     def __call__(self, layer: int, kind: str, values: NDArray[np.float32]) -> NDArray[np.float32]: ...
-
-
-class OperatorTime(Frozen):
-    """One kind of operator in one phase of a profile."""
-
-    name: str
-    calls: int
-    total_s: float
-    part_of: str | None = None  # the operator that contains it, whose time includes this time
-
-
-class Phase(Frozen):
-    """A part of one request, timed by the vendor's runtime."""
-
-    name: Literal["prefill", "decode"]
-    tokens: int
-    steps: int  # calls of the model
-    total_s: float
-    operators: tuple[OperatorTime, ...]  # most expensive first
-
-
-class Profile(Frozen):
-    """The time of one request by operator, after a warm-up; profiling slows the request down."""
-
-    threads: int
-    phases: tuple[Phase, ...]
 
 
 class Target(ABC):
@@ -166,7 +140,3 @@ class Target(ABC):
     def tensor_places(self, files: Path) -> list[TensorBytes]:
         """Return where tensors lie in the target's own file formats, so that an update delivers only changed ones."""
         return []
-
-    def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
-        """Prefill `tokens` and decode `decoded` more, with every operator timed by the vendor's runtime."""
-        raise Unsupported(f"--profile: the {self.name} target cannot time its operators; leave --profile out")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from edgekit.contracts.capabilities import Capabilities
     from edgekit.contracts.drafter import Drafter
-    from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Logprob, Sampler
+    from edgekit.runtime.generation.structured import Grammar
     from edgekit.runtime.speculation.controller import DrafterFactory
     from edgekit.runtime.speculation.draft_method import DraftRequest
 

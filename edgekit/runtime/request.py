@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from edgekit.contracts.capabilities import Capabilities
     from edgekit.contracts.engine import Logits, State
     from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-    from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Sampler
+    from edgekit.runtime.generation.structured import Grammar
     from edgekit.runtime.generation.tokenizer import Detokeniser
     from edgekit.runtime.prefix_cache.tree import Reuse
     from edgekit.runtime.speculation.controller import DrafterFactory

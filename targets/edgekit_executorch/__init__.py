@@ -5,7 +5,7 @@ Importing this package imports no vendor library; each method imports what it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from edgekit.contracts.engine import Engine
 from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.target import KVRounding, Offer, Profile, Target
+from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -91,8 +91,3 @@ class ExecutorchTarget(Target):
         from edgekit_executorch.unpacked import tensor_places
 
         return tensor_places(files)
-
-    def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
-        from edgekit_executorch.profiling import profile
-
-        return profile(plan, files, tokens, decoded)

@@ -32,7 +32,7 @@ _pool: list[int] = []
 class LoadedProgram:
     """A program in memory, with its cache."""
 
-    def __init__(self, path: Path, threads: int, *, profile: bool = False) -> None:
+    def __init__(self, path: Path, threads: int) -> None:
         require_runtime()
         self.contents: Contents = read_contents(path)
         self.path = path
@@ -40,7 +40,7 @@ class LoadedProgram:
             runtime = runtime_with(threads)
             _check_backends(self.contents, runtime)
             _check_operators(self.contents)
-            self._program: Any = _load(runtime, path, profile)
+            self._program: Any = _load(runtime, path)
         self._methods: dict[str, Any] = {}
         self._facts: dict[str, int | list[int]] = {}
         layout = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
@@ -121,11 +121,6 @@ class LoadedProgram:
         logits: Logits = self._run(STEP, _ids([tokens]), _ids(positions), _ids(slots), _ids(rows), *tensors)[0]
         return logits
 
-    def write_profile(self, path: Path) -> None:
-        """Write the times since loading; for a program loaded with `profile`."""
-        with vendor_errors("executorch"), quiet_output():
-            self._program._program.write_etdump_result_to_file(str(path))
-
     def close(self) -> None:
         self._methods.clear()
         self._program = None
@@ -167,10 +162,10 @@ def pool_threads() -> int | None:
     return _pool[0] if _pool else None
 
 
-def _load(runtime: Any, path: Path, profile: bool) -> Any:
+def _load(runtime: Any, path: Path) -> Any:
     try:
         with quiet_stderr():
-            return runtime.load_program(path, enable_etdump=profile, debug_buffer_size=0)
+            return runtime.load_program(path)
     except RuntimeError as error:
         raise DamagedArtifact(
             f"{path}: ExecuTorch does not load it ({quote_short(str(error))}); export or copy it again"

@@ -88,9 +88,16 @@ class LlamaCppTarget(Target):
         return LlamaCppEngine(plan, files, exact=exact)
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        from edgekit_llamacpp.unpacked import weights
+        """Read the tensors back with the reader of GGUF models, not with the exporter's code."""
+        from edgekit.contracts.neutral import on_disk
+        from edgekit.model.gguf_source import open_gguf_tensors
+        from edgekit_llamacpp.layout import WEIGHTS
 
-        return weights(plan, files)
+        with open_gguf_tensors(files / WEIGHTS, with_second_table=True) as stored:
+            for tensor in plan.model.tensors():
+                name = on_disk(plan.model, tensor.name)
+                yield tensor.name, stored.floats(name)
+                stored.release(name)
 
     def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
         return dict.fromkeys(weights.modules(), 32)

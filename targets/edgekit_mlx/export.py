@@ -27,6 +27,8 @@ from edgekit_mlx.layout import (
     WEIGHTS,
     FloatType,
     MlxPacking,
+    as_read,
+    as_stored,
     file_tensors,
     float_type,
     module_on_disk,
@@ -34,7 +36,6 @@ from edgekit_mlx.layout import (
     stored_tensors,
 )
 from edgekit_mlx.native import quantise
-from edgekit_mlx.numbers import as_read, as_stored
 
 _BLOCK_VALUES = 1 << 22
 _LARGEST_FLOAT16 = 65504.0

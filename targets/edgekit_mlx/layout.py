@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import Unsupported
+from edgekit.formats.int_packing import bf16_to_float32, float32_to_bf16
 from edgekit.model.parts import Experts
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -159,3 +163,18 @@ def stored_tensors(model: ModelSpec, packed: dict[str, MlxPacking | None], float
         yield MlxTensor(f"{module}.scales", floats if packing.has_biases else "U8", groups)
         if packing.has_biases:
             yield MlxTensor(f"{module}.biases", floats, groups)
+
+
+def as_stored(values: NDArray[np.float32], floats: FloatType) -> NDArray[Any]:
+    """Round float32 to `floats`; bfloat16 is returned as its bits."""
+    if floats == "BF16":
+        return float32_to_bf16(values)
+    if floats == "F32":
+        return values
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def as_read(stored: NDArray[Any], floats: FloatType) -> NDArray[np.float32]:
+    """Return the exact float32 values of numbers from `as_stored`."""
+    return bf16_to_float32(stored) if floats == "BF16" else stored.astype(np.float32)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_mlx.layout import FloatType, MlxPacking
-from edgekit_mlx.numbers import as_read, as_stored
+from edgekit_mlx.layout import FloatType, MlxPacking, as_read, as_stored
 
 Floats = NDArray[np.float32]
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgekit.model import decoder
-from edgekit.model.parts import DeltaRule, Experts, Layer
+from edgekit.model.parts import DeltaRule, Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.convolution import write_convolution
@@ -24,7 +24,6 @@ from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.layout import LAYER_INPUTS, SINKS, hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
-from edgekit_onnx.rotation import rotates_apart, write_rotation
 
 INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -153,7 +152,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
         self._lengths, self._total = lengths, total
         self.named_sum: str | None = None  # the output's name of the layer's first sum
         rope = self._model.ropes.get(self._layer.rope or "")
-        self._rotates_apart = rope is not None and (self._model.norms_after_rope or rotates_apart(rope))
+        self._rotates_apart = rope is not None and (self._model.norms_after_rope or _rotates_apart(rope))
 
     def linear(self, x: ir.Value, module: str) -> ir.Value:
         if module == decoder.HEAD:
@@ -263,7 +262,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
             rope, heads = model.ropes[layer.rope or ""], (model.heads, layer.kv_heads)
             for index, (part, kind) in enumerate(zip(parts[:2], ("query", "key"), strict=False)):
                 rotated = f"{name}.{kind}.rotated"
-                queries[index] = write_rotation(graph, part, rope, rotary, self._lengths, heads[index], rotated)
+                queries[index] = _write_rotation(graph, part, rope, rotary, self._lengths, heads[index], rotated)
             rotary = ()
         queries[0] = self._weighted(queries[0], late_norms)
         optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
@@ -315,3 +314,30 @@ class OnnxOps(decoder.Ops[ir.Value]):
         stored = f"{self._parent}{name}.weight"
         place = self._packing.vector(stored, add=1.0 if self._model.norm_offset else 0.0)
         return self._graph.stored(stored, self._graph.numbers, [place.length // self._packing.numbers.itemsize], place)
+
+
+def _rotates_apart(rope: Rope) -> bool:
+    """Return True if attention's operator refuses to rotate so many values of a head."""
+    return rope.dim % 16 != 0
+
+
+def _write_rotation(
+    graph: Graph, x: ir.Value, rope: Rope, tables: tuple[ir.Value, ...], lengths: ir.Value, heads: int, name: str
+) -> ir.Value:
+    """Write the rotation of queries or keys `x` [batch, tokens, width]. `lengths` has each text's last position."""
+    positions = graph.shared("positions", lambda: _positions(graph, x, lengths))
+    return graph.op(
+        "RotaryEmbedding", x, positions, *tables, domain=MICROSOFT, name=name,
+        num_heads=heads, interleaved=int(rope.interleaved), rotary_embedding_dim=rope.dim,
+    )  # fmt: skip
+
+
+def _positions(graph: Graph, x: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Write the position of each token [batch, tokens]: `lengths` is the position of the last one."""
+    zero, one = graph.constant("number.0", 0, INT64), graph.constant("number.1", 1, INT64)
+    last = graph.op("Cast", lengths, name="positions.last", to=INT64)
+    ends = graph.op("Unsqueeze", last, graph.constant("axis.1", [1], INT64), name="positions.ends")
+    count = graph.op("Gather", graph.op("Shape", x, name="positions.shape"), one, name="positions.count", axis=0)
+    first = graph.op("Sub", ends, graph.op("Sub", count, one, name="positions.back"), name="positions.first")
+    steps = graph.op("Range", zero, count, one, name="positions.steps")
+    return graph.op("Add", first, steps, name="positions.of_tokens")

@@ -14,20 +14,21 @@ from edgekit.common.parsing import sentence_of
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.families import bert, qwen3_5
 from edgekit.model.families.bert import read_bert
-from edgekit.model.families.cohere import read_cohere2
 from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, read_qwen2, read_qwen3, read_smollm3
 from edgekit.model.families.experts import read_gpt_oss, read_lfm2_moe, read_mixtral, read_qwen3_moe
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n, read_gemma4
-from edgekit.model.families.glm import read_glm, read_glm4
 from edgekit.model.families.known_fields import refuse_unknown
 from edgekit.model.families.lfm2 import read_lfm2
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.qwen3_5 import read_qwen3_5
 from edgekit.model.families.variants import (
     read_arcee,
+    read_cohere2,
     read_ernie4_5,
     read_exaone4,
+    read_glm,
+    read_glm4,
     read_granite,
     read_hunyuan,
     read_ministral3,

@@ -1,4 +1,4 @@
-"""Reads decoders with other norms, scales or ropes than Llama: Granite, OLMo, EXAONE, ERNIE, Hunyuan and Ministral."""
+"""Reads decoders that differ from Llama in a few ways: Granite, AFM, OLMo, EXAONE, ERNIE, Hunyuan, GLM and others."""
 
 from __future__ import annotations
 
@@ -193,4 +193,47 @@ def read_ministral3(fields: Fields, name: str) -> ModelSpec:
         (shapes.layer(read_window(fields)),) * shapes.layers,
         ropes={"default": rope},
         activation=read_activation(fields, "hidden_act", "silu"),
+    )
+
+
+def read_glm(fields: Fields, name: str) -> ModelSpec:
+    """Read GLM-4 of 2024 and GLM-Edge."""
+    shapes = read_shapes(fields, Defaults(positions=131_072, epsilon=1.5625e-7, kv_heads=2, head_dim=128))
+    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, partial=0.5)
+    return shapes.spec(
+        name,
+        "glm",
+        (shapes.layer(),) * shapes.layers,
+        ropes={"default": rope.model_copy(update={"interleaved": True})},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        qkv_bias=fields.flag("attention_bias", True),
+        fused_gate_up=True,
+    )
+
+
+def read_glm4(fields: Fields, name: str) -> ModelSpec:
+    """Read GLM-4 of 2025: as before, with norms after attention and feed-forward too."""
+    return read_glm(fields, name).model_copy(update={"family": "glm4", "post_norms": True, "naming": "glm4"})
+
+
+def read_cohere2(fields: Fields, name: str) -> ModelSpec:
+    """Read Cohere 2: only layers with a window have positions, as neighbouring pairs of values."""
+    shapes = read_shapes(fields, Defaults(positions=8192, tied=True))
+    window = read_window(fields, 4096)
+    pattern = fields.count("sliding_window_pattern", MAX_LAYERS, 4)
+    kinds = read_kinds(fields, shapes.layers, alternating(shapes.layers, pattern))
+    rope = read_rope(fields, shapes.head_dim, shapes.max_positions)
+    bias = fields.flag("attention_bias", False)
+    return shapes.spec(
+        name,
+        "cohere2",
+        tuple(shapes.layer(window) if kind == "sliding_attention" else shapes.layer(rope=None) for kind in kinds),
+        ropes={"default": rope.model_copy(update={"interleaved": True})},
+        norm_epsilon=fields.number("layer_norm_eps", 0.0, 1.0, 1e-5),
+        centred_norms=True,
+        parallel=True,
+        logit_scale=fields.number("logit_scale", 1e-6, 1e6, default=0.0625),
+        activation=read_activation(fields, "hidden_act", "silu"),
+        qkv_bias=bias,
+        output_bias=bias,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,16 @@ _LIMITS = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
 }
+
+
+class Grammar(Protocol):
+    """Says which tokens may come next in one answer. `allowed` returns a mask, or None if all may."""
+
+    def allowed(self) -> NDArray[np.bool_] | None: ...
+    def advance(self, token: int) -> None: ...
+    def fork(self) -> Grammar: ...
+    def is_finished(self) -> bool: ...
+    def close(self) -> None: ...
 
 
 class Grammars:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.runtime.generation.grammar import Grammar
+    from edgekit.runtime.generation.structured import Grammar
     from edgekit.runtime.generation.tokenizer import Codec
 
 _WRITTEN_END = f"\n{THINKING_END}\n\n"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Engine, State
     from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
     from edgekit.contracts.plan import Plan
-    from edgekit.runtime.generation.grammar import Grammar
     from edgekit.runtime.generation.sampling import Sampler
+    from edgekit.runtime.generation.structured import Grammar
     from edgekit.runtime.generation.tokenizer import Codec
     from edgekit.runtime.speculation.costs import Costs
     from edgekit.runtime.speculation.hidden_log import HiddenLog

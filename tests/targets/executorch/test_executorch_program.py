@@ -33,7 +33,7 @@ from executorch_models import (
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.errors import ContextExceeded, DamagedArtifact, EdgekitError, InvalidInput, Unsupported
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, Unsupported
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -298,18 +298,3 @@ def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> 
         path.write_bytes(bytes(changed) + whole[4096:])
         with suppress(EdgekitError):
             read_contents(path)
-
-
-def test_profile_by_operator_and_phase(made: dict[str, Made]) -> None:
-    found = ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, 4)
-    prefill, decode = found.phases
-    assert (prefill.name, prefill.tokens, prefill.steps) == ("prefill", 40, 3)
-    assert (decode.name, decode.tokens, decode.steps) == ("decode", 4, 4)
-    for phase in found.phases:
-        own = {operator.name: operator for operator in phase.operators if operator.part_of is None}
-        assert {"DELEGATE_CALL", "llama::custom_sdpa.out", "llama::update_cache.out"} <= set(own)
-        assert own["llama::custom_sdpa.out"].calls == phase.steps * 2
-        assert 0 < sum(operator.total_s for operator in own.values()) <= phase.total_s * 1.05
-        assert any("QB4W" in operator.name for operator in phase.operators if operator.part_of == "DELEGATE_CALL")
-    with pytest.raises(ContextExceeded):
-        ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, SLOTS)

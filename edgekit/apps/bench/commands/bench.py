@@ -15,7 +15,6 @@ from edgekit.commands import (
     SectionedCommand,
     SomeFields,
     adapter_of,
-    as_typed,
     json_option,
     options,
     progress_display,
@@ -70,14 +69,6 @@ Examples:
 """
 
 
-class BenchProfile(Frozen):
-    profile: bool = Field(
-        default=False,
-        description="Instead of measuring: the time of each operator, on targets whose vendor reports it."
-        "  [workload: quick]",
-    )
-
-
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifacts", nargs=-1, required=True)
 @options(
@@ -85,7 +76,6 @@ class BenchProfile(Frozen):
     opening=SomeFields(OpenOptions, (*OPENING, "sequences", "prefixes")),
     shown=BenchOutput,
     files=ReportFiles,
-    instead=BenchProfile,
 )
 @json_option("Print one Measurement a line, and nothing else.")
 def command(
@@ -94,7 +84,6 @@ def command(
     opening: OpenOptions,
     shown: BenchOutput,
     files: ReportFiles,
-    instead: BenchProfile,
     as_json: bool,
 ) -> int:
     """Measure ARTIFACTS on this machine.
@@ -102,12 +91,6 @@ def command(
     Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
     of averages. Exits with 4 if an artifact has no undisturbed figure.
     """
-    if instead.profile:
-        from edgekit.apps.bench.commands import profiles as _profiles
-
-        others = [word for word in as_typed("choice", "opening", "shown", "files") if word.startswith("--")]
-        others = [word for word in others if word != "--workload"]
-        return _profiles.run(artifacts, choice.workloads, others, as_json=as_json)
     from edgekit.apps.bench.artifact_subjects import readable
     from edgekit.apps.bench.machine import Machine
     from edgekit.apps.bench.report.headline import context_of
