@@ -67,8 +67,8 @@ FAULTS = (
           "tests/targets/llamacpp"),
     # formats and quantisation
     Fault("edgekit/quant/rtn.py", "    return -half, half - 1", "    return -half, half - 2", "tests/quant"),
-    Fault("edgekit/quant/rtn.py", "return scales.bfloat16().float().clamp_(min=MIN_SCALE)",
-          "return scales.half().float().clamp_(min=MIN_SCALE)", "tests/quant"),
+    Fault("edgekit/quant/rtn.py", "values = values.bfloat16().float().clamp_(min=MIN_SCALE)",
+          "values = values.half().float().clamp_(min=MIN_SCALE)", "tests/quant"),
     Fault("edgekit/formats/chunking.py", "start = places[-1].offset", "start = place.offset", "tests/formats"),
     Fault("edgekit/formats/int_packing.py", "    values -= 8\n", "    values -= 7\n", "tests/formats"),
     # planner and artifacts
