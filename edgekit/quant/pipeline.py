@@ -112,6 +112,8 @@ def _find_or_make(
         hashes = source_hashes(source, tensors)
         if computes(recipe, method, model):
             need_torch()
+        elif compute not in (None, "cpu"):
+            raise InvalidInput(f"compute {compute}: rounding to the nearest is done by the processor; leave it out")
         key = _key(model, recipe, method, hashes, calibration)
 
         def make(folder: Path) -> None:
@@ -229,7 +231,9 @@ def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralW
 
 
 def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None) -> None:
-    read = parts.reader(tensors, order.model, order.device)
+    read = (
+        parts.reader(tensors, order.model, order.device) if order.device else parts.array_reader(tensors, order.model)
+    )
     if order.recipe.smooth:
         read = smoothed_reader(order.recipe, order.model, _text(order), read, folder, order.progress, order.device)
     if base and order.calibration and order.device:

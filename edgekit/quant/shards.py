@@ -98,19 +98,26 @@ def layout_of(part: WeightPart, model: ModelSpec, recipe: Recipe) -> dict[str, t
 
 
 def reader(source: SourceTensors, model: ModelSpec, device: torch.device | None = None) -> ReadRows:
-    """Return a reader of the source's tensors as float32, onto `device`; None: as arrays, without torch."""
+    """Return a reader of the source's tensors as float32, onto `device`; None: the processor."""
+    import torch
+
+    read_array = array_reader(source, model)
+
+    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+        return torch.from_numpy(read_array(name, rows)).to(device)
+
+    return read
+
+
+def array_reader(source: SourceTensors, model: ModelSpec) -> ReadRows:
+    """Return a reader of the source's tensors as arrays, without torch."""
     shapes = {tensor.name: tensor.shape for tensor in model.tensors()}
 
     def read(name: str, rows: slice | None = None) -> Any:
         shape = source.entry(name).shape
         if shape != shapes[name]:
             raise InvalidInput(f"tensor {quote_short(name)} has shape {shape}, the config asks for {shapes[name]}")
-        floats = source.floats(name, rows)
-        if device is None:
-            return floats
-        import torch
-
-        return torch.from_numpy(floats).to(device)
+        return source.floats(name, rows)
 
     return read
 

@@ -88,13 +88,13 @@ def test_unusual_file_names_work(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["quantize", "demo", "-r", "s8"],
-        ["export", "demo", "--recipe", "s8", *PI],
+        ["quantize", "demo", "-r", "balanced"],
+        ["export", "demo", "--recipe", "s4-g32", *PI],
         ["quantize", "demo", "-r", "s8", "--threads=1"],
     ],
     ids=lambda value: value[0],
 )
-def test_without_torch_making_weights_is_refused_with_the_cure(
+def test_without_torch_calibrating_is_refused_with_the_cure(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
@@ -103,19 +103,6 @@ def test_without_torch_making_weights_is_refused_with_the_cure(
     assert code == 2
     assert "pip install 'edgekit[quantize]'" in said.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-
-
-def test_run_without_torch_is_refused_before_an_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    own = tmp_path / "own"
-    shutil.copytree(open_source("demo").folder, own)
-    code, said = told(capsys, "run", str(own), "hi")
-    assert code == 2 and len(said.splitlines()) == 1 and "pip install 'edgekit[quantize]'" in said
-    assert not list((tmp_path / "home" / "artifacts").iterdir())
 
 
 def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(

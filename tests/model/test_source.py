@@ -319,7 +319,7 @@ def test_other_families_are_sized_by_the_shapes_that_optimum_knows(tmp_path: Pat
     assert (spec.vocab_size, spec.max_positions, spec.eos_ids) == (50257, 1024, (50256,))
     assert spec.exportable is not None
     assert "optimum" in spec.exportable
-    assert "export supports bert, ernie4_5" in spec.exportable
+    assert "export supports arcee, bert" in spec.exportable
     assert 124_000_000 < spec.parameters < 160_000_000  # 124 M; a gated feed-forward is assumed
 
 
@@ -330,7 +330,7 @@ def test_other_families_are_sized_by_the_shapes_that_optimum_knows(tmp_path: Pat
         (GPT2 | {"n_embd": -1}, "hidden_size"),
         (GPT2 | {"n_head": 7}, "is not a multiple of the 7"),
         (GPT2 | {"architectures": ["GPT2ForSequenceClassification"]}, "generates text"),
-        (GPT2 | {"model_type": "unheard_of"}, "supported: bert, ernie4_5"),
+        (GPT2 | {"model_type": "unheard_of"}, "supported: arcee, bert"),
     ],
     ids=["negative", "heads", "a classifier", "unknown to optimum"],
 )
@@ -344,7 +344,7 @@ def test_without_optimum_an_unknown_family_lists_the_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optimum.utils", None)
-    with pytest.raises(Unsupported, match=r"'gpt2' is not supported; supported: bert, ernie4_5, .*edgekit\[quantize\]"):
+    with pytest.raises(Unsupported, match=r"'gpt2' is not supported; supported: arcee, bert, .*edgekit\[quantize\]"):
         open_source(write_config(tmp_path, GPT2))
 
 

@@ -146,9 +146,7 @@ def test_the_other_device_refuses_tensors_of_the_processor() -> None:
         assert (ours + 1).cpu().numpy().tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("family", "method"), [("llama", "awq"), ("llama", "rtn"), *((family, "gptq") for family in CHOSEN)]
-)
+@pytest.mark.parametrize(("family", "method"), [("llama", "awq"), *((family, "gptq") for family in CHOSEN)])
 def test_another_device_chooses_the_same_integers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, method: str
 ) -> None:
