@@ -14,10 +14,10 @@ from pydantic import Field
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import ExportOptions, check_export, places_for
 from edgekit.artifact.export import export as build_one
-from edgekit.artifact.weights_copy import copy_weights, refuse_existing
 from edgekit.calibrating import calibration_for
 from edgekit.common.options import one_of, read_options
 from edgekit.common.progress import Progress, Reporter
+from edgekit.common.staging import refuse_existing
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import Plan
@@ -97,15 +97,10 @@ def plan(
 
 
 class QuantizeOptions(QuantOptions):
-    """The options of `quantize`: how integers are chosen, for whom, and with how many threads."""
+    """The options of `quantize`: how integers are chosen, and with how many threads."""
 
     bits_per_weight: float | None = Field(
         default=None, description="Raise the most sensitive linears to 8 bits, up to this average over all weights."
-    )
-    handover: bool = Field(
-        default=False,
-        description="For the loaders of servers: embedding and head stay in float, and matrices that a server stores"
-        " as one tensor (q, k, v; gate, up) get one format.",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Number of threads, instead of one per core."
@@ -145,7 +140,7 @@ def quantize(
         import torch
 
         torch.set_num_threads(options.threads)
-    chosen = _recipe_for(source, recipe, options.bits_per_weight, options.handover)
+    chosen = _recipe_for(source, recipe, options.bits_per_weight)
     weights = neutral_weights(
         source,
         chosen,
@@ -155,7 +150,7 @@ def quantize(
         progress=options.report.progress,
         compute=options.compute,
     )
-    copy_weights(weights, path)
+    weights.copy_to(path)
     return weights
 
 
@@ -280,15 +275,11 @@ def _planned(
     return open_source(plans[0].model_source).with_own_integers(), plans
 
 
-def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None, is_handover: bool) -> Recipe:
-    """Choose the recipe, apply the bits-per-weight budget, and adapt it to server loaders if `is_handover`."""
-    from edgekit.quant.vllm_compat import handover, refuse_split
-
+def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None) -> Recipe:
+    """Choose the recipe, and apply the bits-per-weight budget."""
     recipe = recipe_of(source, find_recipe(given) if isinstance(given, str) else given) or RECIPES["balanced"]
-    if recipe.keeps and (budget is not None or is_handover):
-        option = "--handover" if is_handover else "--bits-per-weight"
-        raise InvalidInput(f"{option}: {source.given} keeps its own integers ({recipe.keeps}); choose a --recipe too")
-    if is_handover:
-        recipe = handover(recipe)
-        refuse_split(source.spec, recipe)
+    if recipe.keeps and budget is not None:
+        raise InvalidInput(
+            f"--bits-per-weight: {source.given} keeps its own integers ({recipe.keeps}); choose a --recipe too"
+        )
     return recipe if budget is None else with_budget(recipe, source.spec, budget)

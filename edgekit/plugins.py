@@ -20,6 +20,8 @@ NATIVE_LOOP = "edgekit.native_loop"  # a `LoopOpener`: opens artifacts with the 
 SIGNATURES = "edgekit.signatures"  # checks that an artifact is signed with a trusted key, or raises UntrustedSignature
 DRAFTERS = "edgekit.drafters"
 KV_SCORERS = "edgekit.kv_scorers"
+QUANT_METHODS = "edgekit.quant_methods"
+_KINDS = {TARGETS: "target", COMMANDS: "command", DRAFTERS: "drafter", KV_SCORERS: "scorer", QUANT_METHODS: "method"}
 
 
 def target_names() -> list[str]:
@@ -81,19 +83,18 @@ def is_of_edgekit(entry: EntryPoint) -> bool:
 
 
 def foreign_package_in(error: BaseException) -> str:
-    """Name the target or command of another package whose code `error` passed through, or return an empty string."""
-    kinds = {TARGETS: "target", COMMANDS: "command"}
-    entries = [(kind, entry) for group, kind in kinds.items() for entry in _installed(group)]
-    own = {"edgekit", *(_package(entry.module) for _, entry in entries if is_of_edgekit(entry))}
-    foreign = {_package(entry.module): f"{kind} {entry.name}" for kind, entry in entries}
-    modules = (
-        _package(str(frame.f_globals.get("__name__", ""))) for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
-    return next((foreign[module] for module in modules if module in foreign and module not in own), "")
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+    """Name what another package adds, a target or command or method, that `error` passed through; else nothing."""
+    entries = [(kind, entry) for group, kind in _KINDS.items() for entry in _installed(group)]
+    own = {"edgekit", *(entry.module.partition(".")[0] for _, entry in entries if is_of_edgekit(entry))}
+    foreign = {entry.module: f"{kind} {entry.name}" for kind, entry in entries}
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]
+    others = [module for module in modules if module.partition(".")[0] not in own]
+    # A package may add several things: the module tells which, else its package alone.
+    by_package = {module.partition(".")[0]: name for module, name in foreign.items()}
+    found = [foreign[module] for module in others if module in foreign]
+    found += [by_package[package] for package in (m.partition(".")[0] for m in others) if package in by_package]
+    return next(iter(found), "")
 
 
 def load_own(group: str) -> Any:

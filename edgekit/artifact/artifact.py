@@ -6,20 +6,16 @@ A manifest proves integrity, not origin: anyone who can change the files can cha
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
-import shutil
 import stat
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
-from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, is_shared, sync_folder, write_file
+from edgekit.common.files import boot_id, disk_full, file_sha256, is_shared, sync_folder, write_file
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
@@ -40,7 +36,7 @@ from edgekit.contracts.manifest import (
 )
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
-from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpace, TargetMissing, quote_short
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetMissing, quote_short
 
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
@@ -220,80 +216,6 @@ def read_manifest(path: str | Path) -> Artifact:
     )
     _check_files(folder, manifest)
     return Artifact(folder, manifest, hashlib.sha256(data).hexdigest(), is_sealed)
-
-
-def staging_for(final: Path, needed_bytes: int) -> Path:
-    """Create an empty directory in the parent of `final` to write a folder into.
-
-    Removes the directories of killed processes first. Raises `InvalidInput` if `final` exists or another process on
-    this machine is writing it, and `OutOfSpace` if `needed_bytes` do not fit.
-    """
-    if final.exists() or final.is_symlink():
-        raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
-    start = f".{final.name}."
-    _remove_abandoned(final, start)
-    staging = final.parent / f"{start}{boot_id()[:8]}.{os.getpid()}.part"
-    free = free_bytes(final.parent)
-    if free < needed_bytes:
-        raise OutOfSpace(str(final), needed_bytes, free)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final.parent):
-            _remove_abandoned(final, start)  # refuses if another process began since the first look
-            staging.mkdir()
-    except OSError as error:
-        raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
-    return staging
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, where the system has such locks: two processes that begin at once see each other."""
-    handle = None
-    try:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _remove_abandoned(final: Path, start: str) -> None:
-    """Remove the staging directories of dead processes; refuse `final` if a living process of this machine has one."""
-    for path in final.parent.glob(f"{glob.escape(start)}*.part") if final.parent.is_dir() else ():
-        boot, _, process = path.name.removeprefix(start).removesuffix(".part").partition(".")
-        if not process.isdecimal():
-            continue
-        if boot != boot_id()[:8]:
-            is_abandoned = _is_older_than_a_day(path)  # another boot, or another machine on a shared disk
-        elif is_abandoned := not _is_alive(int(process)):
-            pass
-        elif int(process) != os.getpid():
-            raise InvalidInput(f"{final}: process {process} is writing it now; wait for it or choose another path")
-        if is_abandoned:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_older_than_a_day(path: Path) -> bool:
-    try:
-        newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
-    except OSError:
-        return False
-    return time.time() - newest >= _DAY_S
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # it belongs to another user
-    return True
 
 
 def _regular_files(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field
 
 from edgekit import plugins
-from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.artifact.artifact import Artifact, seal
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
 from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_adapters
@@ -24,6 +24,7 @@ from edgekit.common.files import check_output, free_bytes
 from edgekit.common.options import Option
 from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
+from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
@@ -31,6 +32,7 @@ from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.planner.memory import with_facts
+from edgekit.quant.methods import rescales
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import computes, need_torch, neutral_weights
 from edgekit.quant.source_files import companions
@@ -126,7 +128,8 @@ def export(
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
     check_adapters(plan, options.adapters)
-    check_inputs(plan.model_copy(update={"quantisation": Quantisation(method=method)}) if method else plan)
+    asked = Quantisation(method=method, rescales=rescales(method)) if method else plan.quantisation
+    check_inputs(plan.model_copy(update={"quantisation": asked}))
     final = Path(out)
     target = plugins.load_target(plan.target)
     staging = staging_for(final, _artifact_bytes(plan))

@@ -42,7 +42,7 @@ Examples:
 @click.argument("model")
 @options(
     choice=QuantizeFiles,
-    quantizing=SomeFields(QuantizeOptions, ("samples", "sample_length", "bits_per_weight", "handover", "threads")),
+    quantizing=SomeFields(QuantizeOptions, ("samples", "sample_length", "bits_per_weight", "threads")),
     calibrating=SomeFields(QuantizeOptions, CALIBRATION),
 )
 @json_option("Print progress and the result as JSON lines.")

@@ -21,6 +21,7 @@ from edgekit.common.content_store import ContentStore, bounded_store
 from edgekit.common.files import file_sha256
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json
+from edgekit.common.staging import copy_folder
 from edgekit.contracts.plan import Method, Quantisation
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, quote_short
@@ -72,6 +73,7 @@ class NeutralManifest(Frozen):
     model: ModelSpec
     recipe: Recipe  # resolved: every module's format follows from it
     method: Method
+    rescales: bool = Field(False, exclude_if=lambda value: not value)  # the method scaled inputs of linears
     source_files: dict[Text, Sha256]
     calibration: CalibrationFact | None = None
     tools: dict[Text, Text]  # package → version
@@ -82,7 +84,8 @@ class NeutralManifest(Frozen):
     @property
     def quantisation(self) -> Quantisation:
         """The method as plans name it."""
-        return Quantisation(method=self.method, calibration=self.calibration.description if self.calibration else None)
+        text = self.calibration.description if self.calibration else None
+        return Quantisation(method=self.method, calibration=text, rescales=self.rescales)
 
     @property
     def weights_sha256(self) -> str:
@@ -256,6 +259,10 @@ class NeutralWeights:
                 if shape != self._modules[module].shape:
                     raise InvalidInput(f"{self.folder}: tensor {module}.weight_shape says {shape}")
         self.release()
+
+    def copy_to(self, output: Path) -> None:
+        """Copy the folder to `output`, which must not exist; a failure leaves nothing there."""
+        copy_folder(self.folder, [*self.manifest.files, MANIFEST], output)
 
     def _array(self, name: str) -> NDArray[Any]:
         return self._tensors.array(on_disk(self.model, name))

@@ -32,10 +32,10 @@ from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 
 PLAN_VERSION = 2  # 1: without `quantisation`, which stood among `notes`
-Method = Literal["none", "rtn", "gptq", "awq", "kept"]  # kept: another tool chose the integers
+Method = Word  # none, rtn, gptq, kept (another tool chose the integers), or a method that a package adds
 NOT_MADE_YET = (
-    "calibrated, gptq chooses the integers; with --effort quick, and by default above 0.6 billion parameters, export"
-    " rounds weights to the nearest (rtn), which loses more"
+    "calibrated, gptq chooses the integers; with --effort quick, and by default where that would take more than 15"
+    " minutes, export rounds weights to the nearest (rtn), which loses 1.4 to 4 times as much"
 )
 ROUNDED = "weights were rounded to the nearest (rtn); calibrated, gptq loses less (--effort normal)"
 # The largest mean KL, in nats, that a narrow KV cache may cost to be offered: about as much as weights rounded to
@@ -196,6 +196,7 @@ class Quantisation(Frozen):
 
     method: Method
     calibration: Text | None = None  # a description; None: no text was used
+    rescales: bool = Field(False, exclude_if=lambda value: not value)  # inputs of linears, so that no adapter fits
 
 
 class Violation(NamedTuple):
@@ -301,7 +302,8 @@ class Plan(Frozen):
         """The recipe or method that scaled the inputs of adapters, so that no adapter fits; None if nothing did."""
         if self.recipe.smooth:
             return f"recipe {self.recipe.name}"
-        return "awq" if self.quantisation and self.quantisation.method == "awq" else None
+        made = self.quantisation
+        return made.method if made and (made.rescales or made.method == "awq") else None  # old plans name awq alone
 
     @property
     def source_notes(self) -> tuple[str, ...]:

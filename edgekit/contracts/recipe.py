@@ -221,6 +221,11 @@ def _format_for(rules: tuple[Rule, ...], module: str) -> Format | None:
     return rules[place].format if place < len(rules) else None
 
 
+def has_float_embedding(recipe: Recipe, model: ModelSpec) -> bool:
+    """Whether embedding and head stay in float, as servers need them."""
+    return all(recipe.format_of(tensor).is_float for tensor in model.tensors() if tensor.role in ("embedding", "head"))
+
+
 def weight_bytes(model: ModelSpec, recipe: Recipe) -> int:
     """Return the bytes of the neutral weights of `model` under `recipe`."""
     return sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in model.tensors())

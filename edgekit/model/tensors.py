@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple
 Role = Literal["embedding", "head", "linear", "expert", "norm", "bias", "router", "other", "buffer"]
 
 
+_STACKED_ON = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+
+
 class Tensor(NamedTuple):
     """One stored tensor. Recipes match `module`, its name without `.weight` or `.bias`."""
 
@@ -19,6 +22,12 @@ class Tensor(NamedTuple):
     @property
     def module(self) -> str:
         return self.name.removesuffix(".weight").removesuffix(".bias")
+
+    @property
+    def stack(self) -> str:
+        """The first module of those that read the same inputs, which servers store as one tensor."""
+        parent, _, name = self.module.rpartition(".")
+        return f"{parent}.{_STACKED_ON.get(name, name)}"
 
     @property
     def is_linear(self) -> bool:

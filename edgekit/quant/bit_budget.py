@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgekit.contracts.recipe import Format, Recipe, Rule, budget_bytes, weight_bytes
+from edgekit.contracts.recipe import Format, Recipe, Rule, budget_bytes, has_float_embedding, weight_bytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant.sensitivity import PredictedLosses
-from edgekit.quant.shards import WeightPart, parts_of
-from edgekit.quant.vllm_compat import held_as_one, is_for_servers
+from edgekit.quant.shards import WeightPart, held_as_one, parts_of
 
 
 class Promotion(NamedTuple):
@@ -41,7 +40,7 @@ def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) ->
 
 
 def _promotions(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> list[Promotion]:
-    together = is_for_servers(recipe, model)
+    together = has_float_embedding(recipe, model)
     promotions: list[Promotion] = []
     for group in (group for part in parts_of(model)[1:-1] for group in _groups(part, together)):
         four_bit = [tensor for tensor in group if recipe.format_of(tensor).kind == "s4"]

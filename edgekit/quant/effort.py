@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgekit.errors import InvalidInput
+from edgekit.model.tensors import Tensor
+from edgekit.quant.calibration import LENGTH, SEQUENCES
 from edgekit.quant.compute import product_on
+from edgekit.quant.methods import is_calibrated
 from edgekit.quant.reference_decoder import product
 from edgekit.quant.scale_tuning import PASSES
 from edgekit.quant.sensitivity import SCORED_TOKENS
-from edgekit.quant.vllm_compat import held_as_one
+from edgekit.quant.shards import held_as_one
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Method
     from edgekit.contracts.recipe import Recipe
     from edgekit.model.source import ModelSource
     from edgekit.model.spec import ModelSpec
-    from edgekit.model.tensors import Tensor
-    from edgekit.quant.calibration import Calibration
     from edgekit.quant.reference_decoder import Multiply
 
 Effort = Literal["quick", "normal", "high"]
 DEFAULT_TEXT = "default"  # the bundled corpus
-CALIBRATED_BY_DEFAULT = 600_000_000  # most parameters; calibrating a model of this size takes minutes
+CALIBRATED_WITHIN_S = 900.0  # the longest calibration that takes place without being asked for
 _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
 _BESIDE_PRODUCTS = 1.3  # extra time for attention and everything else that is not a matrix product
 _LOOP_WEIGHTS_PER_S = 3e6  # GPTQ's column loop on one thread
@@ -41,12 +44,13 @@ def calibration_text(
 ) -> str | Path | None:
     """Return the calibration text that the options request; None for rounding to nearest without text.
 
-    Without any option, a small decoder in four bits is calibrated on the bundled text.
+    Without any option, a decoder in four bits is calibrated on the bundled text, where torch is installed and that
+    takes at most a quarter of an hour on this machine.
     """
-    if effort == "quick" and (calibrate is not None or method in ("gptq", "awq")):
+    if effort == "quick" and (calibrate is not None or is_calibrated(method)):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
-    if effort == "high" and method in ("rtn", "awq"):
+    if effort == "high" and method not in (None, "gptq"):
         raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
     has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
     if effort == "high" and not has_four_bits:
@@ -56,17 +60,25 @@ def calibration_text(
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
-        is_small = source.spec.parameters <= CALIBRATED_BY_DEFAULT and not source.spec.encoder
-        is_readable = (source.folder / "tokenizer.json").is_file()
-        return DEFAULT_TEXT if is_small and has_four_bits and is_readable else None
+        could_be = has_four_bits and not source.spec.encoder and (source.folder / "tokenizer.json").is_file()
+        if not could_be or find_spec("torch") is None:
+            return None
+        return DEFAULT_TEXT if seconds_by_default(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
 
 
-def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
-    """Predict how long gptq and the tuning of scales take on this machine, from the speed of matrix products."""
+def seconds_by_default(spec: ModelSpec) -> float:
+    """Predict how long calibrating on the bundled text takes on this machine."""
+    return estimated_seconds(spec, SEQUENCES * LENGTH)
+
+
+def estimated_seconds(spec: ModelSpec, tokens: int, *, tuned: bool = False) -> float:
+    """Predict how long gptq and the tuning of scales take on this machine, from the speed of matrix products.
+
+    What is multiplied counts: of experts, those that a token reads.
+    """
     import torch
 
-    tokens = calibration.fact.tokens
     share = spec.experts.active / spec.experts.count if spec.experts else 1.0  # of the tokens, which an expert gets
 
     def tokens_of(tensor: Tensor) -> float:
@@ -78,13 +90,14 @@ def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
     scored = min(tokens, SCORED_TOKENS)
     multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
     others = 2.0 * (tokens * moments / 2 + scored * 2 * spec.vocab_size * spec.hidden_size)
-    if calibration.before_tuning:
+    if tuned:
         others += 2.0 * tokens * ((1 + 3 * PASSES) * products + 5 * PASSES * spec.vocab_size * spec.hidden_size)
     computing = multiplying / _speed(product_on(torch.device("cpu"))) + others / _speed(product)
     weights = sum(tensor.size for tensor in linears)
     return computing * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
 
 
+@cache
 def _speed(multiply: Multiply) -> float:
     """Return the operations a second of one product: the fastest of a few, since other programs delay single ones."""
     import torch

@@ -1,31 +1,31 @@
-"""Quantisation methods under one contract: rounding to nearest, GPTQ and AWQ.
+"""Quantisation methods under one contract: rounding to nearest, GPTQ, and those that packages add.
 
 The calibrated methods are sequential: the inputs of a layer are computed by the stored layers before it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from edgekit.contracts.neutral import dequantised_rows
 from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, UnknownName
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
-from edgekit.quant import awq
+from edgekit.plugins import QUANT_METHODS, added_names, load_added
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.compute import product_on
 from edgekit.quant.gptq import gptq
-from edgekit.quant.hessians import mean_sizes, output_error, second_moments
+from edgekit.quant.hessians import output_error, second_moments
 from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest
-from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
-from edgekit.quant.vllm_compat import held_as_one
+from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored, held_as_one
 
 if TYPE_CHECKING:
     import torch
@@ -58,11 +58,21 @@ class Rtn:
         pass
 
 
+class QuantJob(NamedTuple):
+    """What a calibrated method works on: `read` gives the float model's tensors on `device`, which computes."""
+
+    model: ModelSpec
+    recipe: Recipe
+    calibration: Calibration
+    read: ReadRows
+    device: torch.device
+
+
 class Activations:
     """The hidden states of the calibration text after the parts stored so far, computed with their stored weights."""
 
-    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, device: torch.device) -> None:
-        self._model, self._recipe, self._calibration, self._device = model, recipe, calibration, device
+    def __init__(self, job: QuantJob) -> None:
+        self._model, self._recipe, self._calibration, self._device = job.model, job.recipe, job.calibration, job.device
         self._hidden: torch.Tensor | None = None
         self._side_inputs = decoder.SideInputs()
         self._passed = -1  # the number of the last part that was applied
@@ -86,7 +96,7 @@ class Activations:
 
                 self._side_inputs = decoder.layer_inputs(self._model, ids, self._hidden, read)
                 return
-            tensors = {_short(part, tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
+            tensors = {part.short(tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
             self.forward(part, tensors)
 
     def _stored(
@@ -123,25 +133,51 @@ class Activations:
             )
 
 
-class Gptq:
+class CalibratedMethod(ABC):
+    """A method that chooses a layer's integers by the inputs that its linears get on the calibration text.
+
+    Embedding and head are rounded to nearest. Entry points `edgekit.quant_methods` name subclasses, which `--method`
+    selects by the name of their entry point.
+    """
+
+    rescales: ClassVar[bool] = False  # whether it scales the inputs of linears, so that adapters fit no longer
+
+    def __init__(self, job: QuantJob) -> None:
+        self.model, self.recipe, self.read = job.model, job.recipe, job.read
+        self.activations = Activations(job)
+
+    @classmethod
+    def refusal(cls, model: ModelSpec) -> str | None:
+        """Say why the method cannot serve a model, as in `has experts, …`; None if it can."""
+        return None
+
+    @abstractmethod
+    def choose_layer(self, part: WeightPart, layer: int) -> QuantizedPart:
+        """Return the integers of a layer's linears. Those that are left out are rounded to nearest."""
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        return QuantizedPart(self.read, {}, {}) if part.layer is None else self.choose_layer(part, part.layer)
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        self.activations.advance(part, shard)
+
+    def formats(self, part: WeightPart) -> dict[str, Format]:
+        """Return the formats of a layer's quantised linears, by their names within the layer."""
+        formats = {part.short(each.module): self.recipe.format_of(each) for each in part.tensors if each.is_linear}
+        return {name: stored for name, stored in formats.items() if not stored.is_float}
+
+
+class Gptq(CalibratedMethod):
     """GPTQ in one forward pass: each linear is rounded when the hidden states of the quantised model reach it.
 
     An expert that fewer tokens reach than it has inputs is rounded to nearest.
     """
 
-    def __init__(
-        self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows, device: torch.device
-    ) -> None:
-        self._read, self._recipe = read, recipe
-        self._activations = Activations(model, recipe, calibration, device)
-
-    def choose(self, part: WeightPart) -> QuantizedPart:
-        if part.layer is None:
-            return QuantizedPart(self._read, {}, {})
-        formats = _quantised(part, self._recipe)
-        together = {_short(part, each.module): group for group in held_as_one(part.tensors) for each in group}
-        tensors = {_short(part, tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
-        experts = {_short(part, tensor.module) for tensor in part.tensors if tensor.role == "expert"}
+    def choose_layer(self, part: WeightPart, layer: int) -> QuantizedPart:
+        formats = self.formats(part)
+        together = {part.short(each.module): group for group in held_as_one(part.tensors) for each in group}
+        tensors = {part.short(tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
+        experts = {part.short(tensor.module) for tensor in part.tensors if tensor.role == "expert"}
         rounded: dict[str, IntMatrix] = {}
         errors: dict[str, float] = {}
 
@@ -157,7 +193,7 @@ class Gptq:
             hessian = second_moments(inputs)
             if not bool(hessian.isfinite().all()):
                 raise InvalidInput(f"{part.prefix}{name}: its inputs on the calibration text are not finite")
-            names = [_short(part, each.module) for each in together[name]]
+            names = [part.short(each.module) for each in together[name]]
             for stored in dict.fromkeys(formats[each] for each in names if each in formats):
                 alike = [each for each in names if formats.get(each) == stored]
                 weights = [tensors[f"{each}.weight"] for each in alike]
@@ -166,92 +202,40 @@ class Gptq:
                     errors[part.prefix + each] = output_error(before, after, hessian)
                     rounded[part.prefix + each] = chosen
 
-        self._activations.forward(part, tensors, round_linear)
-        return QuantizedPart(self._read, rounded, errors)
+        self.activations.forward(part, tensors, round_linear)
+        return QuantizedPart(self.read, rounded, errors)
 
     def _read_as_stored(self, tensor: Tensor) -> torch.Tensor:
         """Read a tensor: in full precision if it is to be rounded, otherwise rounded to its stored float type."""
         import torch
 
-        values, stored = self._read(tensor.name), self._recipe.format_of(tensor)
+        values, stored = self.read(tensor.name), self.recipe.format_of(tensor)
         if not stored.is_float:
             refuse_unstorable(values, stored, tensor.name)
             return values
         as_stored(values.cpu().numpy(), stored, tensor.name)
         return values.to(getattr(torch, stored.kind)).float()
 
-    def advance(self, part: WeightPart, shard: Path) -> None:
-        self._activations.advance(part, shard)
+
+def method_names() -> list[str]:
+    """Return the names of all installed methods."""
+    return sorted({"rtn", "gptq", *added_names(QUANT_METHODS)})
 
 
-class Awq:
-    """AWQ, layer by layer: folds factors in, then rounds every matrix by the statistics of its inputs."""
-
-    def __init__(
-        self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows, device: torch.device
-    ) -> None:
-        self._model, self._recipe, self._read = model, recipe, read
-        self._activations = Activations(model, recipe, calibration, device)
-
-    def choose(self, part: WeightPart) -> QuantizedPart:
-        if part.layer is None:
-            return QuantizedPart(self._read, {}, {})
-        tensors = {_short(part, tensor.name): self._read(tensor.name) for tensor in part.tensors}
-        formats = _quantised(part, self._recipe)
-        inputs: dict[str, awq.Inputs] = {}
-        last: tuple[torch.Tensor, awq.Inputs] | None = None
-
-        def observe(name: str, values: torch.Tensor) -> None:
-            nonlocal last
-            if last is None or last[0] is not values:
-                last = values, awq.Inputs(mean_sizes(values), second_moments(values))
-            inputs[name] = last[1]
-
-        self._activations.look(part, tensors, observe)
-        head_dim = self._model.layers[part.layer].head_dim
-        for fold in awq.folds_of(self._model, part.layer):
-            if not all(name in formats for name in fold.linears):
-                continue
-            factors = awq.factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
-            awq.fold_in(self._model, fold, tensors, factors, head_dim)
-            inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
-        rounded: dict[str, IntMatrix] = {}
-        errors: dict[str, float] = {}
-        for name, stored in formats.items():
-            weights = tensors[f"{name}.weight"]
-            refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
-            rounded[part.prefix + name] = chosen = awq.round_for_outputs(weights, inputs[name].hessian, stored)
-            errors[part.prefix + name] = output_error(weights, dequantise(*chosen), inputs[name].hessian)
-
-        def changed(name: str, rows: slice | None = None) -> torch.Tensor:
-            tensor = tensors[_short(part, name)]
-            return tensor if rows is None else tensor[rows]
-
-        return QuantizedPart(changed, rounded, errors)
-
-    def advance(self, part: WeightPart, shard: Path) -> None:
-        self._activations.advance(part, shard)
+def is_calibrated(method: Method | None) -> bool:
+    """Whether a method chooses integers by running the model on calibration text."""
+    return method not in (None, "none", "rtn", "kept")
 
 
-def method_for(
-    method: Method,
-    model: ModelSpec,
-    recipe: Recipe,
-    calibration: Calibration | None,
-    read: ReadRows,
-    device: torch.device,
-) -> QuantMethod:
-    """Return the implementation of a method, which computes on `device`; `read` gives tensors there."""
-    if calibration is None or method not in ("gptq", "awq"):
-        return Rtn(read)
-    return (Awq if method == "awq" else Gptq)(model, recipe, calibration, read, device)
+def rescales(method: Method | None) -> bool:
+    """Whether a method scales the inputs of linears, so that adapters fit no longer."""
+    return method is not None and is_calibrated(method) and find_method(method).rescales
 
 
-def _short(part: WeightPart, name: str) -> str:
-    return name.removeprefix(part.prefix)
-
-
-def _quantised(part: WeightPart, recipe: Recipe) -> dict[str, Format]:
-    """Return the formats of a layer's quantised linears, by their names within the layer."""
-    formats = {_short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.is_linear}
-    return {name: stored for name, stored in formats.items() if not stored.is_float}
+def find_method(name: Method) -> type[CalibratedMethod]:
+    """Return the calibrated method of this name."""
+    methods = {**load_added(QUANT_METHODS), "gptq": Gptq}
+    if name not in methods:
+        raise UnknownName("method", name, method_names())
+    found: type[CalibratedMethod] = methods[name]
+    return found

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
 
 from edgekit.common.base import Frozen
 from edgekit.common.content_store import ContentStore
 from edgekit.common.options import Option
 from edgekit.common.progress import Reporter
 from edgekit.contracts.neutral import weights_store
+from edgekit.errors import quote_short
 from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES, Calibration
 from edgekit.quant.compute import Compute
 from edgekit.quant.effort import Effort
+from edgekit.quant.methods import method_names
 
 CalibrationText: TypeAlias = str | Path | Calibration
+
+
+def _installed(method: str) -> str:
+    if method not in method_names():
+        raise ValueError(f"{quote_short(method)} is not installed; known: {', '.join(method_names())}")
+    return method
 
 
 class QuantOptions(Frozen):
@@ -28,13 +36,15 @@ class QuantOptions(Frozen):
         default=None,
         description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
     )
-    method: Literal["rtn", "gptq", "awq"] | None = Field(
-        default=None, description="Quantisation method; without it, gptq with calibration text, else rtn."
+    method: Annotated[str, AfterValidator(_installed), Option(metavar="NAME")] | None = Field(
+        default=None,
+        description="rtn, gptq, awq, or a method that a package adds; without it, gptq with calibration text, else"
+        " rtn.",
     )
     effort: Effort | None = Field(
         default=None,
-        description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal up to"
-        " 0.6 billion parameters, else quick.",
+        description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal where"
+        " that takes at most 15 minutes on this machine, else quick.",
     )
     compute: Compute | None = Field(
         default=None,

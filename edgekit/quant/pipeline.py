@@ -40,7 +40,7 @@ from edgekit.quant.bit_budget import resolve_budget
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
-from edgekit.quant.methods import QuantMethod, Rtn, method_for
+from edgekit.quant.methods import QuantJob, QuantMethod, Rtn, find_method, is_calibrated, rescales
 from edgekit.quant.own_integers import Kept, rounded_notes
 from edgekit.quant.scale_tuning import TUNED, tuned
 from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
@@ -101,13 +101,13 @@ def _find_or_make(
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
     refuse_what_cannot_be(model, recipe)
-    if model.encoder and (method in ("gptq", "awq") or budget_bytes(recipe, model) is not None):
+    if model.encoder and (is_calibrated(method) or budget_bytes(recipe, model) is not None):
         raise Unsupported(
             f"{model.name} is an encoder, which is rounded to the nearest: leave --calibrate, --effort and --method "
             "away, and choose s8 or a float recipe"
         )
-    if model.experts and method == "awq":
-        raise Unsupported(f"{model.name} has experts, into whose router awq folds nothing; choose --method gptq or rtn")
+    if is_calibrated(method) and (reason := find_method(method).refusal(model)):
+        raise Unsupported(f"{model.name} {reason}; choose --method gptq or rtn")
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
         if computes(recipe, method, model):
@@ -152,7 +152,7 @@ def are_kept(
 
 def computes(recipe: Recipe, method: Method, model: ModelSpec) -> bool:
     """Return True if integers are chosen by running the model, for which torch is needed. Rounding needs none."""
-    return method in ("gptq", "awq") or recipe.smooth or budget_bytes(recipe, model) is not None
+    return is_calibrated(method) or recipe.smooth or budget_bytes(recipe, model) is not None
 
 
 def need_torch() -> None:
@@ -186,7 +186,7 @@ def _method(recipe: Recipe, method: Method | None, calibration: Calibration | No
         return "kept"
     if recipe.is_exact():
         return "none"
-    if method in ("gptq", "awq") and calibration is None:
+    if method is not None and is_calibrated(method) and calibration is None:
         raise InvalidInput(f"{method} needs calibration text; give --calibrate FILE, or choose --method rtn")
     if method is not None and method != "none":
         return method
@@ -264,9 +264,9 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
 def _method_of(order: Order, tensors: SourceTensors, read: parts.ReadRows, recipe: Recipe) -> QuantMethod:
     if order.method == "kept":
         return Kept(tensors, read, recipe)
-    if order.device is None:
+    if order.device is None or order.calibration is None or not is_calibrated(order.method):
         return Rtn(read)
-    return method_for(order.method, order.model, recipe, order.calibration, read, order.device)
+    return find_method(order.method)(QuantJob(order.model, recipe, order.calibration, read, order.device))
 
 
 def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
@@ -353,6 +353,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
         model=order.model,
         recipe=recipe,
         method=order.method,
+        rescales=rescales(order.method),
         source_files=order.hashes,
         calibration=order.calibration.fact if order.calibration else None,
         tools=parts.tools(),

@@ -9,7 +9,7 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -54,6 +54,10 @@ class WeightPart(NamedTuple):
             return f"layer {self.layer}"
         return "embedding" if self.number == 0 else "head"
 
+    def short(self, name: str) -> str:
+        """Return a name without the layer's prefix."""
+        return name.removeprefix(self.prefix)
+
 
 class QuantizedPart(NamedTuple):
     """A method's result for one part: a reader of its floats, and the integers of matrices that the method rounded.
@@ -84,6 +88,15 @@ def parts_of(model: ModelSpec) -> list[WeightPart]:
         else WeightPart(index, None, tuple(tensors), "")
         for index, (key, tensors) in enumerate(sorted(groups.items()))
     ]
+
+
+def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group the linears among `tensors` that read the same inputs."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_linear:
+            groups.setdefault(tensor.stack, []).append(tensor)
+    return list(groups.values())
 
 
 def shard_name(index: int, count: int) -> str:

@@ -18,9 +18,9 @@ from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.awq import Fold, folds_of
 from edgekit.quant.backward import PIECES, TwoPasses, sequences_at_once
 from edgekit.quant.compute import product_on
+from edgekit.quant.folds import Fold, folds_of
 from edgekit.quant.sensitivity import spread
 from edgekit.quant.shards import ReadRows
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.artifact.artifact import Artifact, seal
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
+from edgekit.common.staging import staging_for
 from edgekit.contracts.capabilities import Capabilities, Feature
 from edgekit.contracts.plan import Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe

@@ -29,9 +29,10 @@ import edgekit
 from edgekit import plugins
 from edgekit.apps import delivery
 from edgekit.apps.delivery.site_index import manifest_name
-from edgekit.artifact.artifact import Artifact, read_manifest, seal, staging_for
+from edgekit.artifact.artifact import Artifact, read_manifest, seal
 from edgekit.common.files import file_sha256
 from edgekit.common.sealed_json import to_sealed_json
+from edgekit.common.staging import staging_for
 from edgekit.contracts.neutral import MANIFEST, NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.quant.source_files import companions

@@ -243,7 +243,7 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
     weights = neutral_weights(
         source,
         recipe,
-        method=case.method.removesuffix(", tuned"),  # type: ignore[arg-type]
+        method=case.method.removesuffix(", tuned"),
         calibration=text,
         store=ContentStore(options.work / "weights"),
     )

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from manifests import change_manifest
 
-from edgekit.artifact.artifact import Artifact, open_artifact, seal, staging_for, verify
+from edgekit.artifact.artifact import Artifact, open_artifact, seal, verify
 from edgekit.cli import command
+from edgekit.common.staging import staging_for
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace
 from edgekit.planner.make import make_plans

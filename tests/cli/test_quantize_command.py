@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,15 +20,17 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("torch")
 
-from edgekit import api
+from edgekit.calibrating import calibration_for
 from edgekit.cli import command
 from edgekit.common.files import boot_id
-from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
+from edgekit.common.progress import Reporter
+from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import open_source
-from edgekit.quant.calibration import Calibration
-from edgekit.quant.effort import CALIBRATED_BY_DEFAULT, DEFAULT_TEXT, calibration_text, estimated_seconds
+from edgekit.quant import effort
+from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds
+from edgekit.quant.options import QuantOptions
 
 pytestmark = [pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
@@ -86,26 +89,6 @@ def test_chats_are_rendered_with_the_models_template(tmp_path: Path) -> None:
     assert "chats.jsonl" in result.stdout
 
 
-def test_a_handover_keeps_embedding_and_head_in_float(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert call("quantize", "demo", "-r", "s4-g32", "--effort", "quick", "--handover", "-o", out).exit_code == 0
-    assert NeutralWeights.open(out).format_of("model.embed_tokens").kind == "float16"
-    config = json.loads((out / "config.json").read_text())
-    assert config["quantization_config"]["ignore"] == ["model.embed_tokens", "lm_head"]
-
-
-def test_a_handover_with_mixed_fused_matrices_is_refused(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.yaml"
-    values = {"pattern": "*.v_proj", "format": {"kind": "s8"}}
-    rest = {"pattern": "*", "format": {"kind": "s4", "group": 32}}
-    rules.write_text(json.dumps({"name": "own", "rules": [values, rest]}))
-    told = refusal("quantize", "demo", "-r", rules, "--handover", "-o", tmp_path / "out")
-    assert "layers.0.self_attn.q_proj s4-g32" in told
-    assert "layers.0.self_attn.v_proj s8" in told
-    told = refusal("quantize", "demo", "-r", "s4-g32", "--handover", "--bits-per-weight", 5.6, "-o", tmp_path / "out")
-    assert "in s4-g32-handover needs at least" in told
-
-
 def test_earlier_weights_are_reused(tmp_path: Path) -> None:
     asked = ("quantize", "demo", "-r", "s8", "--effort", "quick", "--json", "-o")
     call(*asked, tmp_path / "one")
@@ -137,7 +120,7 @@ def test_any_failing_system_call_leaves_the_folder_whole_or_absent(
             with monkeypatch.context() as broken:
                 broken.setattr(os, name, sometimes)
                 try:
-                    api.copy_weights(weights, place)
+                    weights.copy_to(place)
                 except OSError:
                     failed += 1
                 else:
@@ -249,7 +232,9 @@ def test_ctrl_c_keeps_finished_layers_and_a_rerun_resumes(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_small_models_are_calibrated_by_default_where_the_recipe_has_four_bits() -> None:
+def test_four_bits_are_calibrated_by_default_where_that_takes_a_quarter_of_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = open_source("demo")
     balanced, s8 = named_recipe("balanced"), named_recipe("s8")
     assert calibration_text(None, None, None, source, [s8, balanced]) == DEFAULT_TEXT
@@ -257,19 +242,20 @@ def test_small_models_are_calibrated_by_default_where_the_recipe_has_four_bits()
     assert calibration_text(None, "gptq", None, source, [s8]) == DEFAULT_TEXT
     assert calibration_text(None, "rtn", None, source, [balanced]) is None
     assert calibration_text(None, None, "quick", source, [balanced]) is None
-    large = shapes.spec_of(shapes.LLAMA_32_1B)
-    assert large.parameters > CALIBRATED_BY_DEFAULT
-    assert calibration_text(None, None, None, SimpleNamespace(spec=large, folder=source.folder), [balanced]) is None  # type: ignore[arg-type]
+    large: Any = SimpleNamespace(spec=shapes.spec_of(shapes.LLAMA_32_1B), folder=source.folder, given="large")
+    for operations_a_second, expected in ((4e11, DEFAULT_TEXT), (4e10, None)):
+        monkeypatch.setattr(effort, "_speed", lambda multiply, speed=operations_a_second: speed)
+        assert calibration_text(None, None, None, large, [balanced]) == expected
+    told: list[str] = []
+    assert calibration_for(large, [balanced], QuantOptions(report=Reporter(note=told.append))) is None
+    (line,) = told
+    assert re.search(r"rounded to the nearest.*takes about (1\.\d hours|\d+ minutes) here: effort normal$", line)
 
 
 def test_the_announced_time_grows_with_the_text() -> None:
     spec = open_source("demo").spec
-    short, long = (
-        Calibration((), CalibrationFact(sha256="0" * 64, description="text", sequences=1, tokens=tokens))
-        for tokens in (10_000, 100_000)
-    )
-    assert estimated_seconds(spec, long) > 2 * estimated_seconds(spec, short) > 0
-    assert estimated_seconds(spec, long.with_tuning()) > 2 * estimated_seconds(spec, long)
+    assert estimated_seconds(spec, 100_000) > 2 * estimated_seconds(spec, 10_000) > 0
+    assert estimated_seconds(spec, 100_000, tuned=True) > 2 * estimated_seconds(spec, 100_000)
 
 
 def test_effort_high_refuses_what_it_could_not_tune() -> None:

@@ -11,7 +11,8 @@ import pytest
 from fake_artifacts import install, make_artifact
 
 import edgekit
-from edgekit.artifact.artifact import staging_for, verify
+from edgekit.artifact.artifact import verify
+from edgekit.common.staging import staging_for
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source

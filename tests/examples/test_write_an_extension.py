@@ -1,4 +1,4 @@
-"""The example package adds its command, drafter and scorer to edgekit; what cannot be loaded harms nothing else."""
+"""The example package adds a command, drafter, scorer and method; what cannot be loaded harms nothing else."""
 
 from __future__ import annotations
 
@@ -79,6 +79,23 @@ def test_its_scorer_keeps_tokens_of_a_window(demo: Path) -> None:
         with edgekit.open(demo, window=128, sinks=4, keep=keep) as runtime:
             texts[keep] = runtime.generate(prompt, max_tokens=64, temperature=0).text
     assert texts["loud"] and texts["loud"] != texts["newest"]
+
+
+@pytest.mark.usefixtures("extension")
+def test_its_method_chooses_other_integers_than_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ["--calibrate", "default", "--samples", 4, "--sample-length", 64]
+    asked = ["quantize", "demo", "-r", "s4-g64", "--store", tmp_path / "store"]
+    assert typed(*asked, "--method", "weighted", *text, "-o", tmp_path / "weighted") == 0
+    assert typed(*asked, "--method", "rtn", "-o", tmp_path / "nearest") == 0
+    weighted, nearest = (edgekit.NeutralWeights.open(tmp_path / name) for name in ("weighted", "nearest"))
+    assert weighted.manifest.method == "weighted"
+    assert "as s4-g64 by weighted on" in capsys.readouterr().out
+    name = "model.layers.1.mlp.down_proj"
+    assert (weighted.integers(name) != nearest.integers(name)).any()
+    assert typed(*asked, "--method", "loud", "-o", tmp_path / "unknown") == 2
+    assert "--method: 'loud' is not installed; known: awq, gptq, rtn, weighted" in capsys.readouterr().err
+    assert typed(*asked, "--method", "weighted", "--effort", "quick", "-o", tmp_path / "quick") == 2
+    assert "leave out --method weighted or --effort" in capsys.readouterr().err
 
 
 def test_what_cannot_be_loaded_is_left_out(

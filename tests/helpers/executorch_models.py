@@ -23,8 +23,9 @@ from edgekit_executorch.layout import INT8_BITS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output
 
-from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.artifact.artifact import Artifact, seal
 from edgekit.common.files import write_file
+from edgekit.common.staging import staging_for
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan

@@ -25,8 +25,9 @@ from edgekit.apps.bench.measurement import (
 )
 from edgekit.apps.bench.statistics import summaries
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
-from edgekit.artifact.artifact import Artifact, open_artifact, seal, staging_for
+from edgekit.artifact.artifact import Artifact, open_artifact, seal
 from edgekit.cli import command
+from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import EdgekitError
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import runtimes
 
-from edgekit.artifact.artifact import staging_for
 from edgekit.artifact.export import export
+from edgekit.common.staging import staging_for
 from edgekit.contracts.recipe import named_recipe
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPEN = ("edgekit.contracts", "edgekit.testing", "edgekit.errors", "edgekit.common", "edgekit.commands", "edgekit.route")
-SEAMS = ("edgekit.drafters", "edgekit.enginekit.keeping.scorer")
+SEAMS = ("edgekit.drafters", "edgekit.quant_methods", "edgekit.enginekit.keeping.scorer")
 MOST_PRIVATE = {"bench": 11, "handover": 21, "drafters": 6}
 
 
@@ -69,6 +69,6 @@ def test_the_core_imports_no_app_and_no_method() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for module in ("edgekit.apps.bench", "edgekit.commands", "edgekit.drafters"):
+    for module in ("edgekit.apps.bench", "edgekit.commands", "edgekit.drafters", "edgekit.quant_methods"):
         face = import_module(module)
         assert all(getattr(face, name) is not None for name in face.__all__)

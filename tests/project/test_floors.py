@@ -28,7 +28,7 @@ FLOORS = (
     ("route",),
     ("testing", "doctor"),
     ("cli",),
-    ("commands", "drafters"),
+    ("commands", "drafters", "quant_methods"),
     ("apps", "methods"),
     ("__main__", "optimum"),  # optimum: a command registered with optimum's own command line
 )

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import change_manifest
 
+from edgekit.apps.handover.served_models import handover
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import file_sha256
 from edgekit.contracts.neutral import MANIFEST, MIN_SCALE, NeutralWeights
@@ -36,7 +37,6 @@ from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import round_rows, round_to_nearest
-from edgekit.quant.vllm_compat import handover
 
 pytestmark = pytest.mark.quantize
 
@@ -191,7 +191,7 @@ def test_transformers_opens_mixed_formats_with_a_quantised_head(tmp_path: Path) 
 
 
 def test_transformers_cannot_open_a_quantised_embedding(tmp_path: Path) -> None:
-    """If this fails, `--handover` is no longer needed: update the documentation, which says so."""
+    """If this fails, servers may get the embedding in integers, too: update the documentation, which says so."""
     pytest.importorskip("compressed_tensors")
     weights = made(tmp_path)
     with pytest.raises(AttributeError, match="weight"):

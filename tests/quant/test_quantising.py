@@ -25,14 +25,16 @@ import shapes
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgekit.apps.handover.served_models import handover, refuse_split
 from edgekit.common.content_store import ContentStore
 from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import Format, Recipe, bits_per_weight, budget_bytes, named_recipe, weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.methods.quant import awq
 from edgekit.model.source import open_source
-from edgekit.quant import awq, compute
+from edgekit.quant import compute
 from edgekit.quant import pipeline as quantise
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant import shards as parts
@@ -42,7 +44,6 @@ from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.sensitivity import predicted_losses
-from edgekit.quant.vllm_compat import handover, refuse_split
 from examples.benchmarks import quantisation_cost
 
 pytestmark = pytest.mark.quantize

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit import ModelSource, NeutralWeights
-from edgekit.apps.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
+from edgekit.apps.handover import kserve, ray_serve, sglang, smoke_test, vllm
 from edgekit.apps.handover.int8_inputs import write_int8
 from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.reference import ServedWeights, reference_answers
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
-from edgekit.artifact.artifact import staging_for
 from edgekit.artifact.sealed_head import hand_over_head
-from edgekit.artifact.weights_copy import copy_weights
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
+from edgekit.common.staging import refuse_existing, staging_for
 from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
@@ -31,7 +30,6 @@ FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "sglang": sglang.files,
     "ray": ray_serve.files,
     "kserve": kserve.files,
-    "dynamo": dynamo.files,
 }
 _NEUTRAL = "neutral"  # while the bundle is written: the weights from which those with 8-bit inputs are made
 # (model as named by the caller, folder to write) → its weights
@@ -40,8 +38,7 @@ WriteWeights = Callable[[str, Path], ServedWeights]
 
 def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
     """Return the text files of the bundle. Raises before any work if the bundle cannot be written."""
-    if output.exists() or output.is_symlink():
-        raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
+    refuse_existing(output)
     if source.spec.exportable and not is_neutral(source.folder):
         raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
     if plan.model.layer_scalars:
@@ -98,7 +95,7 @@ def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> 
     folder.parent.mkdir(exist_ok=True)
     if not is_neutral(source.folder):
         return write_weights(source.given, folder)
-    copy_weights(NeutralWeights.open(source.folder, verify=True), folder)
+    NeutralWeights.open(source.folder, verify=True).copy_to(folder)
     return NeutralReader(NeutralWeights.open(folder))
 
 

@@ -6,9 +6,8 @@ from shlex import join
 from typing import Any
 
 from edgekit.apps.handover import vllm
-from edgekit.apps.handover.kubernetes import gpu_resources, kubernetes_name, volume
+from edgekit.apps.handover.resources import gpu_resources, kubernetes_name, volume, yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
-from edgekit.apps.handover.yaml_text import yaml_text
 
 VERSION = "KServe 0.20, serving.kserve.io/v1alpha2"
 

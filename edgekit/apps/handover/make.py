@@ -7,18 +7,18 @@ from pathlib import Path
 from edgekit import ModelSource, ModelSpec, Recipe, open_source
 from edgekit.apps.handover.gpus import gpu_group
 from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs
+from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.apps.handover.servers.layouts import ServerSubject
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest
-from edgekit.contracts.recipe import RECIPES, budget_bytes
+from edgekit.contracts.recipe import RECIPES, budget_bytes, has_float_embedding
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.heads import read_head_spec
 from edgekit.model.lora import read_adapter
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.quant.own_integers import recipe_of
-from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_model, refuse_split
 
 _DEFAULT_GPU = "H100"
 
@@ -96,10 +96,9 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
                 f"{source.given}: is quantised already, as {manifest.recipe.name}; leave out --recipe {asked.name},"
                 " or give the float model"
             )
-        if not is_for_servers(manifest.recipe, manifest.model):
+        if not has_float_embedding(manifest.recipe, manifest.model):
             raise Unsupported(
-                f"{source.given}: its embedding or head is quantised, which servers cannot load; give the float model,"
-                " or weights of `edgekit quantize --handover`"
+                f"{source.given}: its embedding or head is quantised, which servers cannot load; give the float model"
             )
         refuse_split(manifest.model, manifest.recipe)
         return manifest.recipe

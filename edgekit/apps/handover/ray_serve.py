@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgekit.apps.handover import vllm
+from edgekit.apps.handover.resources import yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
-from edgekit.apps.handover.yaml_text import yaml_text
 from edgekit.errors import Unsupported
 
 VERSION = "Ray 2.60"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgekit.apps.handover import dynamo, kserve, ray_serve, sglang, vllm
-from edgekit.apps.handover.kubernetes import CLAIM, kubernetes_name
+from edgekit.apps.handover import kserve, ray_serve, sglang, vllm
+from edgekit.apps.handover.resources import CLAIM, kubernetes_name
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
 from edgekit.common.units import show_bytes
 
@@ -76,18 +76,8 @@ def _ray(plan: ServerPlan) -> tuple[str, str]:
 
 
 def _kserve(plan: ServerPlan) -> tuple[str, str]:
-    return kserve.VERSION, _on_kubernetes(plan, "kserve.yaml")
-
-
-def _dynamo(plan: ServerPlan) -> tuple[str, str]:
-    return dynamo.VERSION, _on_kubernetes(plan, "dynamo.yaml")
-
-
-def _on_kubernetes(plan: ServerPlan, file: str) -> str:
-    return f"""Copy this folder to the persistent volume claim `{CLAIM}`, as `{kubernetes_name(plan)}/`. Then:
-
-    kubectl apply -f {file}
-"""
+    start = f"Copy this folder to the persistent volume claim `{CLAIM}`, as `{kubernetes_name(plan)}/`. Then:"
+    return kserve.VERSION, f"{start}\n\n    kubectl apply -f kserve.yaml\n"
 
 
 _COMMANDS: dict[ServerName, Callable[[ServerPlan], tuple[str, str]]] = {
@@ -95,12 +85,10 @@ _COMMANDS: dict[ServerName, Callable[[ServerPlan], tuple[str, str]]] = {
     "sglang": _sglang,
     "ray": _ray,
     "kserve": _kserve,
-    "dynamo": _dynamo,
 }
 _URLS: dict[ServerName, str] = {
     "vllm": "http://127.0.0.1:8000",
     "sglang": "http://127.0.0.1:30000",
     "ray": "http://127.0.0.1:8000",
     "kserve": "http://GATEWAY",
-    "dynamo": "http://FRONTEND:8000",
 }

@@ -12,7 +12,7 @@ from edgekit.common.bounds import Amount, Bytes, Count, FileBytes, Sequences, Sh
 from edgekit.contracts.plan import Failure
 
 SERVER_PLAN_VERSION = 1
-ServerName = Literal["vllm", "sglang", "ray", "kserve", "dynamo"]
+ServerName = Literal["vllm", "sglang", "ray", "kserve"]
 KVFormat = Literal["auto", "fp8"]  # auto: 16 bits, as the activations
 ActivationFormat = Literal["auto", "int8"]  # of the inputs of 8-bit integers; auto: 16 bits
 _Degree = Annotated[int, Field(ge=1, le=1024)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edgekit.apps.handover.resources import yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.apps.handover.servers.ranks import CHUNK_TOKENS
-from edgekit.apps.handover.yaml_text import yaml_text
 from edgekit.errors import Unsupported
 
 VERSION = "vLLM 0.32"

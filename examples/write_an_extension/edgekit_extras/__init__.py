@@ -1,1 +1,1 @@
-"""A command, a drafter and a scorer for edgekit, each behind an entry point."""
+"""A command, a drafter, a scorer and a quantisation method for edgekit, each behind an entry point."""

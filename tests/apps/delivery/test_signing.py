@@ -23,8 +23,9 @@ import edgekit
 from edgekit.apps.delivery import publish, pull, withdraw
 from edgekit.apps.delivery.signing import Signer, check_signature, sign
 from edgekit.apps.delivery.site_index import INDEX
-from edgekit.artifact.artifact import read_manifest, seal, staging_for
+from edgekit.artifact.artifact import read_manifest, seal
 from edgekit.cli import command
+from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import SIGNATURE
 from edgekit.errors import DamagedArtifact, InvalidInput, UntrustedSignature
 

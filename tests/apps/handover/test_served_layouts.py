@@ -16,6 +16,7 @@ from family_models import EXPERTS, write_model
 
 from edgekit.apps.handover.fp8 import round_activations
 from edgekit.apps.handover.reference import input_rounding
+from edgekit.apps.handover.served_models import handover, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
@@ -24,7 +25,6 @@ from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import open_source
 from edgekit.quant import reference_decoder
-from edgekit.quant.vllm_compat import handover, refuse_split
 
 pytestmark = pytest.mark.quantize
 

@@ -10,10 +10,11 @@ import pytest
 import yaml
 from configs import LLAMA_2_70B, QWEN_3_30B_A3B, SMOLLM2_135M
 
-from edgekit.apps.handover import dynamo, kserve, ray_serve
+from edgekit.apps.handover import kserve, ray_serve
 from edgekit.apps.handover.bundle import FILES
 from edgekit.apps.handover.gpus import all_gpus, gpu_group
 from edgekit.apps.handover.readme import readme
+from edgekit.apps.handover.served_models import handover
 from edgekit.apps.handover.server_plan import ParallelLayout, RejectedLayout, ServerName, ServerPlan
 from edgekit.apps.handover.servers.layouts import ServerSubject
 from edgekit.apps.handover.servers.ranks import rank_memory, rank_model
@@ -25,7 +26,6 @@ from edgekit.device.catalogue import all_profiles
 from edgekit.errors import DoesNotFit, InvalidInput, UnknownName, Unsupported
 from edgekit.model.families import model_from_config
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.vllm_compat import handover
 
 GIB = 1 << 30
 
@@ -226,9 +226,6 @@ def test_a_plan_survives_its_file() -> None:
 Config = dict[str, Any]
 
 
-VERSIONS = {"kserve": kserve.VERSION, "dynamo": dynamo.VERSION}
-
-
 def plan_of(to: ServerName, config: Config = LLAMA_2_70B, gpu: str = "H100x4", **wishes: Any) -> ServerPlan:
     model = model_from_config(config, "Some Model 7.5", "config.json")
     subject = ServerSubject(model, "model", "0" * 64, handover(named_recipe("s4-g128")))
@@ -319,32 +316,20 @@ def test_kserve_gets_the_parallelism_and_the_gpus_of_a_replica(split: bool) -> N
         assert f"--tensor-parallel-size {plan.layout.tensor}" in container["env"][0]["value"]
 
 
-def test_dynamo_gets_a_worker_for_each_role_and_refuses_gpus_that_it_lacks() -> None:
-    services = files_of(plan_of("dynamo", disaggregate=True))["dynamo.yaml"]["spec"]["services"]
-    assert set(services) == {"Frontend", "prefill", "decode"}
-    for role in ("prefill", "decode"):
-        words = services[role]["extraPodSpec"]["mainContainer"]["args"]
-        assert words[words.index("--disaggregation-mode") + 1] == role
-        assert words[words.index("--model") + 1] == "/models/some-model-7-5/weights"
-    with pytest.raises(Unsupported, match="not for mi300x"):
-        files_of(plan_of("dynamo", gpu="MI300X"))
-
-
-@pytest.mark.parametrize("to", ["kserve", "dynamo"])
-def test_resources_of_kubernetes_have_the_fields_of_their_versions(to: ServerName) -> None:
+def test_the_resource_of_kserve_has_the_fields_of_its_version() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="the extra `eval` is not installed")
     known = json.loads((Path(__file__).parents[2] / "data" / "server_schemas.json").read_text())
-    check = jsonschema.Draft202012Validator({**known[to], "$defs": known["$defs"]})
+    check = jsonschema.Draft202012Validator({**known["kserve"], "$defs": known["$defs"]})
     beside = {"adapters": ("/home/me/law",), "adapter_rank": 8, "draft": "small"}
     plans = [
-        plan_of(to),
-        plan_of(to, disaggregate=True),
-        plan_of(to, QWEN_3_30B_A3B, expert_parallel=True, kv_format="fp8"),
-        plan_of(to).model_copy(update=beside),
+        plan_of("kserve"),
+        plan_of("kserve", disaggregate=True),
+        plan_of("kserve", QWEN_3_30B_A3B, expert_parallel=True, kv_format="fp8"),
+        plan_of("kserve").model_copy(update=beside),
     ]
     for plan in plans:
         (resource,) = files_of(plan).values()
-        assert resource["apiVersion"].partition("/")[2] in VERSIONS[to]
+        assert resource["apiVersion"].partition("/")[2] in kserve.VERSION
         assert [error.message for error in check.iter_errors(resource)] == []
     for spoiled in ("replica", "modell"):  # a name that the version does not have
         assert list(check.iter_errors({**resource, "spec": {**resource["spec"], spoiled: 1}}))

@@ -35,7 +35,6 @@ SERVERS: dict[ServerName, ServerFacts] = {
     "sglang": ServerFacts("sglang", 0.85, False, "SGLang 0.5.23: mem_fraction_static, set below 0.9 for CUDA graphs"),
     "ray": _VLLM,
     "kserve": _VLLM,
-    "dynamo": _VLLM,
 }
 
 

@@ -17,7 +17,7 @@ from edgekit.planner.request import parse_recipe
 class ServerRequest(Frozen):
     """The server, its GPUs and the load that it must carry."""
 
-    to: ServerName = Field(description="The server: vllm or sglang; ray, kserve and dynamo start vLLM on a cluster.")
+    to: ServerName = Field(description="The server: vllm or sglang; ray and kserve start vLLM on a cluster.")
     gpus: Annotated[tuple[str, ...], Option(name="gpu", default="H100")] = Field(
         default=(), description="A kind of GPU and how many, such as H100x4; the first group that fits is taken."
     )

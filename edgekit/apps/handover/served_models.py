@@ -6,26 +6,16 @@ while loading if the parts have different formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from edgekit import ModelSpec, Tensor
 from edgekit.contracts.recipe import Recipe, Rule
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
-from edgekit.model.spec import ModelSpec
-from edgekit.model.tensors import Tensor
-
-_STACKED_ON = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 
 def handover(recipe: Recipe) -> Recipe:
     """Return the recipe with embedding and head in float, because servers cannot load them quantised."""
     floats = tuple(Rule(pattern=pattern, format=recipe.float_format) for pattern in ("*embed_tokens*", "*lm_head"))
     return recipe.model_copy(update={"name": f"{recipe.name}-handover", "rules": floats + recipe.rules})
-
-
-def is_for_servers(recipe: Recipe, model: ModelSpec) -> bool:
-    """Return True if embedding and head stay in float."""
-    return all(recipe.format_of(tensor).is_float for tensor in model.tensors() if tensor.role in ("embedding", "head"))
 
 
 def refuse_model(model: ModelSpec, where: str) -> None:
@@ -46,26 +36,16 @@ def refuse_model(model: ModelSpec, where: str) -> None:
         )
 
 
-def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group the linears among `tensors` by the tensor that a server stacks them into."""
-    groups: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.is_linear:
-            parent, _, name = tensor.module.rpartition(".")
-            groups.setdefault(f"{parent}.{_STACKED_ON.get(name, name)}", []).append(tensor)
-    return list(groups.values())
-
-
 def refuse_split(model: ModelSpec, recipe: Recipe) -> None:
     """Refuse a recipe that stores parts of one stacked tensor, or experts of one layer, in several formats."""
-    experts: dict[str, list[Tensor]] = {}
-    for tensor in model.tensors():
-        if tensor.role == "expert":
-            experts.setdefault(tensor.module.rpartition(".experts.")[0], []).append(tensor)
-    for group in [*held_as_one(model.tensors()), *experts.values()]:
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in (each for each in model.tensors() if each.is_linear):
+        together = tensor.module.rpartition(".experts.")[0] if tensor.role == "expert" else tensor.stack
+        groups.setdefault(together, []).append(tensor)
+    for group in groups.values():
         first_of = {str(recipe.format_of(tensor)): tensor for tensor in reversed(group)}
         if len(first_of) > 1:
             parts = ", ".join(f"{tensor.module} {stored}" for stored, tensor in reversed(first_of.items()))
             raise Unsupported(
-                f"--handover: servers hold {parts} as one tensor of one format; give all of them the same in the recipe"
+                f"recipe {recipe.name}: servers hold {parts} as one tensor of one format; give all of them the same"
             )

@@ -1,13 +1,21 @@
-"""Common parts of Kubernetes resources: names, GPUs, and the volume claim that holds the bundle."""
+"""What files of several servers share: YAML text, and names, GPUs and volume claims of Kubernetes."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import yaml
+
 from edgekit.apps.handover.server_plan import ServerPlan
 
 CLAIM = "models"  # the persistent volume claim to which the bundle is copied
+
+
+def yaml_text(data: Any, comment: str) -> str:
+    """Return `data` as YAML in its own order, under a comment of one line."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return f"# {comment}\n{text}"
 
 
 def kubernetes_name(plan: ServerPlan) -> str:

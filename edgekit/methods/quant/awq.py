@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.contracts.recipe import Format
-from edgekit.model.spec import ModelSpec
-from edgekit.quant.hessians import lost_outputs
-from edgekit.quant.rtn import IntMatrix, dequantise, round_to_nearest
+from edgekit.quant_methods import (
+    CalibratedMethod,
+    Fold,
+    Format,
+    IntMatrix,
+    ModelSpec,
+    QuantizedPart,
+    WeightPart,
+    dequantise,
+    folds_of,
+    lost_outputs,
+    mean_sizes,
+    output_error,
+    refuse_unstorable,
+    round_to_nearest,
+    second_moments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,51 +35,48 @@ DAMPING = 1e-3
 POWERS = tuple(step / 10 for step in range(11))
 
 
-class Fold(NamedTuple):
-    """Linears that read the same inputs, and the rows of the tensor that produces those inputs."""
+class Awq(CalibratedMethod):
+    """Layer by layer: folds factors in, then rounds every matrix by the statistics of its inputs."""
 
-    linears: tuple[str, ...]
-    source: str
-    rows: slice | None  # rows of the source's matrix; None: the source is a norm
-    repeats: int = 1  # heads that share one head of values
+    rescales = True
 
+    @classmethod
+    def refusal(cls, model: ModelSpec) -> str | None:
+        return "has experts, into whose router awq folds nothing" if model.experts else None
 
-def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
-    """Return every pair of linears and source in a layer through which factors can be folded."""
-    layer, names = spec.layers[index], spec.names
-    groups = spec.heads // layer.kv_heads
-    queries, keys, _ = spec.qkv_widths(layer)
-    before_attention, _, before_feed, _ = spec.layer_norms()
-    size = layer.intermediate_size or spec.intermediate_size
-    if spec.fused_qkv:
-        readers: tuple[str, ...] = ("self_attn.qkv_proj",)
-        values = Fold((names.output,), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
-    else:
-        readers = tuple(f"self_attn.{name}" for name in layer.projections)
-        values = Fold((names.output,), "self_attn.v_proj", slice(0, keys), groups)
-    if spec.fused_gate_up:
-        gates: tuple[str, ...] = ("mlp.gate_up_proj",)
-        up = Fold((names.down,), "mlp.gate_up_proj", slice(size, 2 * size))
-    else:
-        gates = (names.gate, names.up) if spec.gated else (names.up,)
-        up = Fold((names.down,), names.up, slice(0, size))
-    if layer.conv_taps:
-        # Fold into the second gate: `out_proj` reads a product with these rows of `in_proj`.
-        hidden = spec.hidden_size
-        readers, values = ("conv.in_proj",), Fold(("conv.out_proj",), "conv.in_proj", slice(hidden, 2 * hidden))
-    if layer.delta_rule:
-        readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
-    together = spec.parallel  # attention and feed-forward read one norm
-    norms = (
-        [((*readers, *gates), before_attention)] if together else [(readers, before_attention), (gates, before_feed)]
-    )
-    of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
-    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it. Nor
-    # do values that are normalised or come from another layer.
-    has_source = not (layer.delta_rule or spec.value_norm)
-    of_values = [values] if has_source else []
-    # An activation without a gate bends what would be folded into its input.
-    return [*of_norms[:1], *of_values, *of_norms[1:], *([up] if spec.gated else [])]
+    def choose_layer(self, part: WeightPart, layer: int) -> QuantizedPart:
+        tensors = {part.short(tensor.name): self.read(tensor.name) for tensor in part.tensors}
+        formats = self.formats(part)
+        inputs: dict[str, Inputs] = {}
+        last: tuple[torch.Tensor, Inputs] | None = None
+
+        def observe(name: str, values: torch.Tensor) -> None:
+            nonlocal last
+            if last is None or last[0] is not values:
+                last = values, Inputs(mean_sizes(values), second_moments(values))
+            inputs[name] = last[1]
+
+        self.activations.look(part, tensors, observe)
+        head_dim = self.model.layers[layer].head_dim
+        for fold in folds_of(self.model, layer):
+            if not all(name in formats for name in fold.linears):
+                continue
+            factors = factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
+            fold_in(self.model, fold, tensors, factors, head_dim)
+            inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
+        rounded: dict[str, IntMatrix] = {}
+        errors: dict[str, float] = {}
+        for name, stored in formats.items():
+            weights = tensors[f"{name}.weight"]
+            refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
+            rounded[part.prefix + name] = chosen = round_for_outputs(weights, inputs[name].hessian, stored)
+            errors[part.prefix + name] = output_error(weights, dequantise(*chosen), inputs[name].hessian)
+
+        def changed(name: str, rows: slice | None = None) -> torch.Tensor:
+            tensor = tensors[part.short(name)]
+            return tensor if rows is None else tensor[rows]
+
+        return QuantizedPart(changed, rounded, errors)
 
 
 class Inputs(NamedTuple):
