@@ -103,9 +103,8 @@ class _SequenceGroup:
             _index(part),
             tensors,
             self.inputs[-1],
-            observe,
-            side_inputs=self._side_inputs,
-            multiply=self._multiply,
+            decoder.Hooks(observe, multiply=self._multiply),
+            self._side_inputs,
         )
         self.inputs.append(hidden)
 
@@ -137,18 +136,8 @@ class _SequenceGroup:
             read = [] if owner == index else [each.detach().requires_grad_() for each in kept[owner]]
             if read:
                 kept[owner] = read[0], read[1]
-            outputs = [
-                decoder.layer_forward(
-                    self._model,
-                    index,
-                    tensors,
-                    hidden,
-                    observe,
-                    observe_output=observe_output,
-                    side_inputs=self._side_inputs,
-                    multiply=self._multiply,
-                )
-            ]
+            hooks = decoder.Hooks(observe, observe_output, multiply=self._multiply)
+            outputs = [decoder.layer_forward(self._model, index, tensors, hidden, hooks, self._side_inputs)]
         reached = self._at_kept.pop(index, ())
         outputs += kept[index] if reached else ()
         at_input, *at_read = torch.autograd.grad(outputs, [hidden, *read], [gradient, *reached])

@@ -47,7 +47,7 @@ def mean_squares(
             tensors = decoder.layer_tensors(model, index, lambda name: torch.from_numpy(read(name)))
             observe = partial(_observe, add, prefix)
             for position, hidden in enumerate(batches):
-                batches[position] = decoder.layer_forward(model, index, tensors, hidden, observe)
+                batches[position] = decoder.layer_forward(model, index, tensors, hidden, decoder.Hooks(observe))
         norm = torch.from_numpy(read(decoder.last_norm(model)))
         for hidden in batches:
             add(table if model.tied else model.head, decoder.final_norm(model, norm, hidden))

@@ -122,15 +122,8 @@ class Activations:
 
         assert part.layer is not None and self._hidden is not None, "the embedding comes first"
         with torch.inference_mode():
-            return decoder.layer_forward(
-                self._model,
-                part.layer,
-                tensors,
-                self._hidden,
-                observe,
-                side_inputs=self._side_inputs,
-                multiply=product_on(self._device),
-            )
+            hooks = decoder.Hooks(observe, multiply=product_on(self._device))
+            return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, hooks, self._side_inputs)
 
 
 class CalibratedMethod(ABC):

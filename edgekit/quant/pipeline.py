@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import partial
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,7 +61,6 @@ def neutral_weights(
     source: ModelSource | Path,
     recipe: Recipe,
     *,
-    model: ModelSpec | None = None,
     method: Method | None = None,
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
@@ -77,29 +76,13 @@ def neutral_weights(
     if compute is not None:
         need_torch()
         device_for(compute)  # refuse it even where the store has the weights
-    if isinstance(source, Path) and model is not None and source.is_dir():
-        place, weights, quantised_as = source, source, None
-    else:
-        opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
-        place, weights, quantised_as = opened.folder, opened.weights, opened.quantised_as
-        model = model or opened.spec
-    kept = store or weights_store()
-    return _find_or_make(place, weights, quantised_as, model, recipe, method, calibration, kept, progress, compute)
+    opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
+    order = Order(opened, recipe, _method(recipe, method, calibration), calibration, progress)
+    return _find_or_make(order, store or weights_store(), compute)
 
 
-def _find_or_make(
-    source: Path,
-    weights: Path,
-    quantised_as: str | None,
-    model: ModelSpec,
-    recipe: Recipe,
-    method: Method | None,
-    calibration: Calibration | None,
-    store: ContentStore,
-    progress: Progress,
-    compute: Compute | torch.device | None,
-) -> NeutralWeights:
-    method = _method(recipe, method, calibration)
+def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.device | None) -> NeutralWeights:
+    model, recipe, method, calibration = order.source.spec, order.recipe, order.method, order.calibration
     refuse_what_cannot_be(model, recipe)
     if model.encoder and (is_calibrated(method) or budget_bytes(recipe, model) is not None):
         raise Unsupported(
@@ -108,28 +91,25 @@ def _find_or_make(
         )
     if is_calibrated(method) and (reason := find_method(method).refusal(model)):
         raise Unsupported(f"{model.name} {reason}; choose --method gptq or rtn")
-    with open_tensors(weights) as tensors:
-        hashes = source_hashes(source, tensors)
+    with open_tensors(order.source.weights) as tensors:
+        order = order._replace(hashes=source_hashes(order.source.folder, tensors))
         if computes(recipe, method, model):
             need_torch()
         elif compute not in (None, "cpu"):
             raise InvalidInput(f"compute {compute}: rounding to the nearest is done by the processor; leave it out")
-        key = _key(model, recipe, method, hashes, calibration)
 
         def make(folder: Path) -> None:
             before = calibration.before_tuning if calibration else None
-            base = before and _find_or_make(
-                source, weights, quantised_as, model, recipe, method, before, store, progress, compute
-            )
-            order = partial(Order, source, quantised_as, model, recipe, method, hashes, calibration, progress)
+            base = before and _find_or_make(order._replace(calibration=before), store, compute)
             if computes(recipe, method, model):
-                on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
+                on_device(compute, lambda device: _quantise(order._replace(device=device), tensors, folder, base))
             else:
-                _quantise(order(None), tensors, folder)
+                _quantise(order, tensors, folder)
 
         def waiting(holder: str) -> None:
-            progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
+            order.progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
 
+        key = _key(order)
         return open_held(store, key, make, lambda place: _check(key, place), waiting)
 
 
@@ -144,10 +124,10 @@ def are_kept(
     """Return True if these weights need no quantising, because the store has them."""
     if not source.has_weights or recipe.is_native():
         return False
+    order = Order(source, recipe, _method(recipe, method, calibration), calibration)
     with open_tensors(source.weights) as tensors:
-        hashes = source_hashes(source.folder, tensors)
-    key = _key(source.spec, recipe, _method(recipe, method, calibration), hashes, calibration)
-    return ((store or weights_store()).root / key).is_dir()
+        order = order._replace(hashes=source_hashes(source.folder, tensors))
+    return ((store or weights_store()).root / _key(order)).is_dir()
 
 
 def computes(recipe: Recipe, method: Method, model: ModelSpec) -> bool:
@@ -193,34 +173,34 @@ def _method(recipe: Recipe, method: Method | None, calibration: Calibration | No
     return "rtn" if calibration is None else "gptq"
 
 
-def _key(
-    model: ModelSpec, recipe: Recipe, method: Method, hashes: dict[str, str], calibration: Calibration | None
-) -> str:
+class Order(NamedTuple):
+    """Weights to make: of which model, as what, by which method, on which calibration text."""
+
+    source: ModelSource
+    recipe: Recipe
+    method: Method
+    calibration: Calibration | None
+    progress: Progress = no_progress
+    hashes: Mapping[str, str] = {}  # of the source's files
+    device: torch.device | None = None  # None: nothing is computed
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.source.spec
+
+
+def _key(order: Order) -> str:
     """Return the key of the weights: a hash of everything that decides the integers."""
     described = {
         "quantiser": QUANTISER,
-        "model": model.model_copy(update={"name": ""}).model_dump(mode="json"),
-        "recipe": recipe.model_dump(mode="json"),
-        "method": method,
-        "source": hashes,
-        "calibration": calibration.fact.model_dump(mode="json") if calibration else None,
+        "model": order.model.model_copy(update={"name": ""}).model_dump(mode="json"),
+        "recipe": order.recipe.model_dump(mode="json"),
+        "method": order.method,
+        "source": order.hashes,
+        "calibration": order.calibration.fact.model_dump(mode="json") if order.calibration else None,
         "tools": parts.tools(),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-class Order(NamedTuple):
-    """A model, recipe and method to make weights from, with the calibration text and the hashes of the sources."""
-
-    source: Path
-    quantised_as: str | None
-    model: ModelSpec
-    recipe: Recipe
-    method: Method
-    hashes: dict[str, str]
-    calibration: Calibration | None
-    progress: Progress
-    device: torch.device | None  # None: nothing is computed
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
@@ -302,12 +282,16 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
 def _text(order: Order) -> Calibration:
     """Return the calibration text; for a budget without one, part of the bundled text."""
     return order.calibration or read_calibration(
-        None, order.source, vocabulary=order.model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
+        None, order.source.folder, vocabulary=order.model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
     )
 
 
 def _notes(order: Order, recipe: Recipe, tensors: SourceTensors) -> tuple[str, ...]:
-    notes = (*source_notes(order.quantised_as, recipe), *_budget_notes(order, recipe), *(SMOOTHED,) * recipe.smooth)
+    notes = (
+        *source_notes(order.source.quantised_as, recipe),
+        *_budget_notes(order, recipe),
+        *(SMOOTHED,) * recipe.smooth,
+    )
     if recipe.keeps is None:
         return notes
     return (*notes, *rounded_notes(order.model, recipe, {name: e.dtype for name, e in tensors.entries.items()}))
@@ -341,10 +325,10 @@ def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str,
 def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes: tuple[str, ...]) -> None:
     """Write all files other than the shards, the manifest last."""
     parts.write_index(folder, shards)
-    config = neutral_config(read_json(order.source / "config.json"), order.model, recipe)
+    config = neutral_config(read_json(order.source.folder / "config.json"), order.model, recipe)
     write_file(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
-    copy_companions(order.source, folder)
-    names = [*shards, INDEX, "config.json", *(path.name for path in companions(order.source))]
+    copy_companions(order.source.folder, folder)
+    names = [*shards, INDEX, "config.json", *(path.name for path in companions(order.source.folder))]
     statistics: dict[str, Statistics] = {}
     for shard in shards:
         statistics |= parts.read_statistics(folder / shard)
@@ -354,7 +338,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
         recipe=recipe,
         method=order.method,
         rescales=rescales(order.method),
-        source_files=order.hashes,
+        source_files=dict(order.hashes),
         calibration=order.calibration.fact if order.calibration else None,
         tools=parts.tools(),
         files={

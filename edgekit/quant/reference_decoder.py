@@ -7,7 +7,7 @@ name and dropped after the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.model import decoder
 from edgekit.model.decoder import Projection
@@ -63,37 +63,33 @@ def embed(spec: ModelSpec, rows: torch.Tensor) -> torch.Tensor:
     return rows if spec.embedding_scale == 1.0 else rows * spec.embedding_scale
 
 
+class Hooks(NamedTuple):
+    """Functions that a layer calls: with each linear's input before its product, with its output, and so on."""
+
+    inputs: Observe = ignore
+    outputs: Observe = ignore
+    cache: Observe = ignore  # with `keys` and `values` as a cache would hold them
+    multiply: Multiply = product  # computes the products of linears
+
+
+NO_HOOKS = Hooks()
+
+
 def layer_forward(
     spec: ModelSpec,
     index: int,
     tensors: Tensors,
     hidden: torch.Tensor,
-    observe: Observe = ignore,
-    context_tokens: int | None = None,
-    observe_output: Observe = ignore,
-    observe_cache: Observe = ignore,
+    hooks: Hooks = NO_HOOKS,
     side_inputs: SideInputs | None = None,
-    multiply: Multiply = product,
+    context_tokens: int | None = None,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
     `side_inputs` passes from layer to layer what some models read in addition to the hidden states.
-
-    `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
-    with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
-    `values` as a cache would hold them. `multiply` computes the products of linears.
+    `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself.
     """
-    ops = TorchOps(
-        spec,
-        tensors,
-        index,
-        observe=observe,
-        observe_output=observe_output,
-        observe_cache=observe_cache,
-        side_inputs=side_inputs or SideInputs(),
-        context_tokens=context_tokens or hidden.shape[1],
-        multiply=multiply,
-    )
+    ops = TorchOps(spec, tensors, index, hooks, side_inputs or SideInputs(), context_tokens or hidden.shape[1])
     after, delta = decoder.layer(spec, index, ops, hidden)
     return after if delta is None else after + delta
 
@@ -143,16 +139,8 @@ def logits(
         side_inputs = layer_inputs(spec, batch, hidden, read)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
-            hidden = layer_forward(
-                spec,
-                index,
-                tensors,
-                hidden,
-                of_layer(spec, index, observe),
-                context_tokens,
-                observe_cache=of_layer(spec, index, observe_cache),
-                side_inputs=side_inputs,
-            )
+            hooks = Hooks(of_layer(spec, index, observe), cache=of_layer(spec, index, observe_cache))
+            hidden = layer_forward(spec, index, tensors, hidden, hooks, side_inputs, context_tokens)
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))
         if get_rows is None:
             scores = head(spec, norm, get_tensor(matrix), hidden)
@@ -215,24 +203,19 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
         spec: ModelSpec,
         tensors: Tensors,
         index: int = 0,
-        *,
-        observe: Observe = ignore,
-        observe_output: Observe = ignore,
-        observe_cache: Observe = ignore,
+        hooks: Hooks = NO_HOOKS,
         side_inputs: SideInputs | None = None,
         context_tokens: int = 0,
-        multiply: Multiply = product,
     ) -> None:
         self._spec, self._tensors, self._index, self._layer = spec, tensors, index, spec.layers[index]
-        self._observe, self._observe_output, self._observe_cache = observe, observe_output, observe_cache
-        self._side_inputs, self._context, self._multiply = side_inputs or SideInputs(), context_tokens, multiply
+        self._hooks, self._side_inputs, self._context = hooks, side_inputs or SideInputs(), context_tokens
 
     def linear(self, x: torch.Tensor, module: str) -> torch.Tensor:
-        self._observe(module, x)
-        outputs = self._multiply(x, self._tensors[f"{module}.weight"])
+        self._hooks.inputs(module, x)
+        outputs = self._hooks.multiply(x, self._tensors[f"{module}.weight"])
         bias = self._tensors.get(f"{module}.bias")
         outputs = outputs if bias is None else outputs + bias
-        self._observe_output(module, outputs)
+        self._hooks.outputs(module, outputs)
         return outputs
 
     def products(self, x: torch.Tensor, parts: Sequence[Projection], *, may_join: bool = False) -> list[torch.Tensor]:
@@ -284,8 +267,8 @@ class TorchOps(decoder.Ops["torch.Tensor"]):
             by_head[0] = by_head[0] * self._tensors[f"{name}.weight"]
         if layer.stores_kv:
             self._side_inputs.keep(spec, self._index, by_head[1], by_head[2])
-            self._observe_cache("keys", by_head[1])
-            self._observe_cache("values", by_head[2])
+            self._hooks.cache("keys", by_head[1])
+            self._hooks.cache("values", by_head[2])
         else:
             by_head += self._side_inputs.kept[spec.kv_owner(self._index)]
         q, k, v = by_head

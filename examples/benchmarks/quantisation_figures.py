@@ -121,7 +121,9 @@ def last_hidden(spec: Any, get: GetTensor, ids: torch.Tensor, activations: str =
     with torch.inference_mode():
         hidden = decoder.embed(spec, get(f"{spec.prefix}embed_tokens.weight")[ids])
         for index in range(len(spec.layers)):
-            hidden = decoder.layer_forward(spec, index, decoder.layer_tensors(spec, index, get), hidden, observe)
+            hidden = decoder.layer_forward(
+                spec, index, decoder.layer_tensors(spec, index, get), hidden, decoder.Hooks(observe)
+            )
         return hidden
 
 

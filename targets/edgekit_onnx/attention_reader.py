@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_onnx.kv_arena import KVArena
-from edgekit_onnx.runner import Runner
+from edgekit_onnx.runner import BodyCall, Runner
 from edgekit_onnx.session_variants import StateSessions
 
 
@@ -33,7 +33,8 @@ class AttentionReader:
             ids = np.array([tokens[start : start + self._chunk_tokens]], np.int64)
             length = first + start + ids.size
             weights = {layer: np.empty((1, self._heads, length), np.float32) for layer in caching}
-            self._runner.body(self._running, arena, slot, ids, [length], self._layers, attention=weights)
+            call = BodyCall(ids, [length], self._layers, attention=weights)
+            self._runner.body(self._running, arena, slot, call)
             for layer, found in weights.items():
                 totals[layer][:, :length] += found[0]
         return list(totals.values())

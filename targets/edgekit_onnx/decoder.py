@@ -243,10 +243,7 @@ class OnnxOps(decoder.Ops[ir.Value]):
         return write_convolution(self._graph, self._packing, self._index, name, taps, x, self._owner.bias(name))
 
     def delta_rule(self, rule: DeltaRule, mixed: ir.Value, decay: ir.Value, strength: ir.Value) -> ir.Value:
-        epsilon = self._model.norm_epsilon
-        return write_delta_rule(
-            self._graph, self._packing, self._index, self._parent, rule, epsilon, mixed, decay, strength
-        )
+        return write_delta_rule(self._graph, self._packing, self._model, self._index, mixed, decay, strength)
 
     def attend(self, parts: Sequence[ir.Value], late_norms: Sequence[str]) -> ir.Value:
         model, layer, graph, name = self._model, self._layer, self._graph, f"{self._parent}self_attn"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgekit.model.parts import DeltaRule
+from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import UNIT_EPSILON
 from edgekit_onnx.convolution import FLOAT, INT64
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
@@ -16,14 +17,20 @@ from edgekit_onnx.packing import OnnxPacking
 
 
 def write_delta_rule(
-    graph: Graph, packing: OnnxPacking, index: int, layer: str, rule: DeltaRule, epsilon: float,
-    mixed: ir.Value, decay: ir.Value, strength: ir.Value,
-) -> ir.Value:  # fmt: skip
+    graph: Graph,
+    packing: OnnxPacking,
+    model: ModelSpec,
+    index: int,
+    mixed: ir.Value,
+    decay: ir.Value,
+    strength: ir.Value,
+) -> ir.Value:
     """Write the normalised values that queries read from the memory of layer `index`, which is its recurrent part.
 
-    `mixed` are queries, keys and values; `epsilon` belongs to the norm of each head's values.
+    `mixed` are queries, keys and values.
     """
-    name = f"{layer}linear_attn"
+    rule, name = model.layers[index].delta_rule, f"{model.prefix}layers.{index}.linear_attn"
+    assert rule is not None, "the layer has a delta rule"
 
     def stored(part: str, size: int) -> ir.Value:
         return graph.stored(f"{name}.{part}", FLOAT, [size], packing.vector(f"{name}.{part}"))
@@ -35,7 +42,7 @@ def write_delta_rule(
     decay = graph.op("Mul", rate, least, name=f"{name}.decay")
     read = _read(graph, name, index, rule, [*_parts(graph, name, rule, mixed), decay, strength])
     by_head = _reshaped(graph, read, f"{name}.by_head", rule.value_heads, rule.value_dim)
-    normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), epsilon, f"{name}.norm")
+    normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), model.norm_epsilon, f"{name}.norm")
     return _reshaped(graph, normed, f"{name}.normed", rule.values)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
+from edgekit.contracts.recurrent import recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
 from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
@@ -47,7 +47,7 @@ from edgekit_onnx.layout import SPARE_TOKENS
 from edgekit_onnx.loading import AuditedArtifact, load
 from edgekit_onnx.memory import ARRAYS, KEPT_TOKENS, RETURNED_BYTES
 from edgekit_onnx.product_kernels import VERSION
-from edgekit_onnx.runner import Runner
+from edgekit_onnx.runner import BodyCall, Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
 from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
 from edgekit_onnx.slot_table import SlotTable
@@ -105,13 +105,10 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._model_key = hashlib.sha256(identity.encode()).hexdigest()
         self._runner = Runner(
             self._loaded,
-            hidden_size=plan.model.hidden_size,
-            vocabulary=plan.model.vocab_size,
+            plan.model,
             tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
             states=plan.sequences,
             hidden_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
-            recurrent=recurrent_arrays(plan.model),
-            owners=[plan.model.kv_owner(index) for index in range(len(plan.model.layers))],
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
         self._fed_sizes: set[int] = set()  # chunk sizes since the arena of activations was last shrunk
@@ -306,10 +303,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if alone or not self._run_after_exit(first, chunks[batch[0]], ids):
             gives_back = len(batch) == 1 and self._gives_back(chunks[batch[0]])
             layers = exit_layer or len(self._layers)
-            self._runner.body(
-                first.running, first.arena, first.slot, ids, lengths, layers,
-                kept=first.kept, gives_back=gives_back, keeps_hidden=asks,
-            )  # fmt: skip
+            call = BodyCall(ids, lengths, layers, kept=first.kept, gives_back=gives_back, keeps_hidden=asks)
+            self._runner.body(first.running, first.arena, first.slot, call)
         if asks:
             hidden = self._runner.hidden_states(len(batch) * tokens)
             for row, index in enumerate(batch):
@@ -380,12 +375,13 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             count = padded_tokens(rest.shape[1]) if self._pads else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
             lengths = [state.length + known + count]
-            self._runner.body(running, state.arena, state.slot, rest, lengths, drafted.exit)
+            self._runner.body(running, state.arena, state.slot, BodyCall(rest, lengths, drafted.exit))
             hidden[known:fed] = hidden[: fed - known].copy()
         drafted.put(hidden, known)
         hidden[len(chunk.tokens) : fed] = hidden[len(chunk.tokens) - 1]
         lengths = [state.length + fed]
-        self._runner.body(running, state.arena, state.slot, ids, lengths, len(self._layers), start=drafted.exit)
+        after = BodyCall(ids, lengths, len(self._layers), start=drafted.exit)
+        self._runner.body(running, state.arena, state.slot, after)
         return True
 
 

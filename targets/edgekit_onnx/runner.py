@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.common.malloc import return_unused
-from edgekit.contracts.recurrent import RecurrentArray
+from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import vendor_errors
+from edgekit.model.spec import ModelSpec
 from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
@@ -32,24 +33,39 @@ _KEPT_LOGITS = 4  # rows; for more, a new binding is made each time
 _USUAL_ROWS = 16  # as many as one verification of drafts asks for
 
 
+class BodyCall(NamedTuple):
+    """What one call of the body appends and runs.
+
+    With `start` above 0, the input is read from `hidden(start)` and the ids are ignored.
+    """
+
+    ids: NDArray[np.int64]  # [slots, tokens]
+    lengths: Sequence[int]  # tokens in each slot after the call
+    stop: int  # layer
+    start: int = 0
+    kept: int = 0  # the first tokens, which recurrent parts include
+    gives_back: bool = False  # return unused memory of activations to the system
+    keeps_hidden: bool = False  # store hidden states for `hidden_states`
+    # An array for each layer's weights, of graphs that give them, in a call of one piece.
+    attention: Mapping[int, NDArray[np.float32]] | None = None
+
+
 class Runner:
     """The head's session, the buffers between the parts, and their bindings."""
 
     def __init__(
         self,
         loaded: AuditedArtifact,
+        model: ModelSpec,
         *,
-        hidden_size: int,
-        vocabulary: int,
         tokens: int,
         states: int,
-        owners: Sequence[int],
         hidden_layers: Sequence[int] = (),
-        recurrent: Sequence[RecurrentArray] = (),
     ) -> None:
         # Each layer's owner of the keys and values that it attends to.
-        self._owners = tuple(owners)
-        self._recurrent = tuple(recurrent)
+        self._owners = [model.kv_owner(index) for index in range(len(model.layers))]
+        self._recurrent = recurrent_arrays(model)
+        hidden_size, vocabulary = model.hidden_size, model.vocab_size
         self._head, self._device = loaded.head, loaded.device
         self._converts = loaded.device == "cpu" and not loaded.graphs.kernels  # caches of 16 bits, to attend to them
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
@@ -67,28 +83,9 @@ class Runner:
         self._options = CallOptions(loaded.device)
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
-    def body(
-        self,
-        running: StateSessions,
-        arena: KVArena,
-        slot: int,
-        ids: NDArray[np.int64],
-        lengths: Sequence[int],
-        stop: int,
-        *,
-        start: int = 0,
-        kept: int = 0,
-        gives_back: bool = False,
-        keeps_hidden: bool = False,
-        attention: Mapping[int, NDArray[np.float32]] | None = None,
-    ) -> None:
-        """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
-
-        `lengths`: the tokens in each slot after the call. With `start` above 0, the input is read from `hidden(start)`
-        and the ids are ignored. Recurrent parts then include the first `kept` tokens. `gives_back` returns unused
-        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`. `attention`
-        has an array for each layer's weights, of graphs that give them, in a call of one piece.
-        """
+    def body(self, running: StateSessions, arena: KVArena, slot: int, call: BodyCall) -> None:
+        """Append the ids to the slots from `slot` on, and run the layers from `start` to `stop`."""
+        ids, kept, attention = call.ids, call.kept, call.attention
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
         in_halves = arena.dtype == np.float16 and (self._converts or attention is not None)
@@ -97,26 +94,26 @@ class Runner:
         is_step = in_halves and tokens <= KEPT_TOKENS
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
-                if part.start < start:
+                if part.start < call.start:
                     continue
-                if part.start >= stop:
+                if part.start >= call.stop:
                     break
-                options = self._options.giving_back if gives_back or is_step else self._options.usual
+                options = self._options.giving_back if call.gives_back or is_step else self._options.usual
                 for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
-                    self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
-                    self._total[0] = max(lengths) - (tokens - end)
+                    self._lengths[:count] = np.subtract(call.lengths, tokens - end + 1)
+                    self._total[0] = max(call.lengths) - (tokens - end)
                     self._num_kept[0] = max(0, min(kept, end) - row)
                     piece = (count, row, end)
                     if attention is None:
-                        binding = self._binding(index, running, arena, slot, piece, keeps_hidden)
+                        binding = self._binding(index, running, arena, slot, piece, call.keeps_hidden)
                     else:
-                        binding = self._bind(index, running, arena, slot, piece, keeps_hidden)
+                        binding = self._bind(index, running, arena, slot, piece, call.keeps_hidden)
                         _bind_attention(binding, part, attention)
                     session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
-                if keeps_hidden and part.stop in self._asked:
+                if call.keeps_hidden and part.stop in self._asked:
                     self._asked[part.stop].values[: ids.size] = self.hidden(running, part.stop)[: ids.size]
-        if gives_back:
+        if call.gives_back:
             return_unused()
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:

@@ -318,7 +318,7 @@ def spec_of(folder: Path) -> ModelSpec:
 
 def weights_of(folder: Path, recipe: Recipe | str, store: Path) -> NeutralWeights:
     chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
-    return neutral_weights(folder, chosen, model=spec_of(folder), store=ContentStore(store))
+    return neutral_weights(folder, chosen, store=ContentStore(store))
 
 
 def reference_of(folder: Path, weights: NeutralWeights) -> Any:

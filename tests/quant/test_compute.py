@@ -126,7 +126,6 @@ def made(folder: Path, store: str, device: Any, method: Any, *, tunes: bool = Fa
     return neutral_weights(
         folder / "model",
         named_recipe("balanced" if method == "gptq" else "s4-g32"),
-        model=models.spec_of(folder / "model"),
         method=method,
         calibration=text.with_tuning() if tunes else text,
         store=ContentStore(folder / store),

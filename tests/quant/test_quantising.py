@@ -258,7 +258,7 @@ def test_experts_that_few_tokens_reach_are_rounded_to_nearest(tmp_path: Path) ->
     models.write_model(tmp_path / "model", kind, {**config, "num_experts": 24, "num_experts_per_tok": 1})
     made = {
         method: quantise.neutral_weights(
-            tmp_path / "model", named_recipe("s4-g32"), model=models.spec_of(tmp_path / "model"), method=method,
+            tmp_path / "model", named_recipe("s4-g32"), method=method,
             calibration=calibration_of(), store=ContentStore(tmp_path / "store"),
         )
         for method in ("gptq", "rtn")
@@ -275,7 +275,7 @@ def test_experts_that_few_tokens_reach_are_rounded_to_nearest(tmp_path: Path) ->
         assert alike == (module in nearest), module
     with pytest.raises(Unsupported, match="has experts"):
         quantise.neutral_weights(
-            tmp_path / "model", named_recipe("s4-g32"), model=models.spec_of(tmp_path / "model"), method="awq",
+            tmp_path / "model", named_recipe("s4-g32"), method="awq",
             calibration=calibration_of(), store=ContentStore(tmp_path / "store"),
         )  # fmt: skip
 
@@ -310,10 +310,11 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
             index,
             decoder.layer_tensors(spec, index, tensors.__getitem__),
             hidden,
-            lambda name, values, prefix=prefix: inputs.__setitem__(prefix + name, values.detach()),  # type: ignore[misc]
-            None,
-            lambda name, values, prefix=prefix: keep(prefix + name, values),  # type: ignore[misc]
-            side_inputs=side_inputs,
+            decoder.Hooks(
+                lambda name, values, prefix=prefix: inputs.__setitem__(prefix + name, values.detach()),  # type: ignore[misc]
+                lambda name, values, prefix=prefix: keep(prefix + name, values),  # type: ignore[misc]
+            ),
+            side_inputs,
         )
     matrix = f"{spec.prefix}embed_tokens.weight" if spec.tied else f"{spec.head}.weight"
     logits = decoder.head(spec, tensors[f"{spec.prefix}norm.weight"], tensors[matrix], hidden)

@@ -79,7 +79,7 @@ def test_every_input_of_every_linear_is_observed_once(tmp_path: Path) -> None:
             1,
             lambda name, stored=stored: torch.from_numpy(stored.floats(name)),  # type: ignore[misc]
         )
-        decoder.layer_forward(spec, 1, tensors, torch.randn(2, 5, spec.hidden_size), observe)
+        decoder.layer_forward(spec, 1, tensors, torch.randn(2, 5, spec.hidden_size), decoder.Hooks(observe))
         linears = {name.removesuffix(".weight") for name, value in tensors.items() if value.ndim == 2}
         assert set(seen) == linears
         for name, shape in seen.items():

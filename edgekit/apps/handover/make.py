@@ -9,7 +9,7 @@ from edgekit.apps.handover.gpus import gpu_group
 from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs
 from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
-from edgekit.apps.handover.servers.layouts import ServerSubject
+from edgekit.apps.handover.servers.ranks import ServerSubject
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest

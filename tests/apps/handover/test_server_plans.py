@@ -16,8 +16,7 @@ from edgekit.apps.handover.gpus import all_gpus, gpu_group
 from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.served_models import handover
 from edgekit.apps.handover.server_plan import ParallelLayout, RejectedLayout, ServerName, ServerPlan
-from edgekit.apps.handover.servers.layouts import ServerSubject
-from edgekit.apps.handover.servers.ranks import rank_memory, rank_model
+from edgekit.apps.handover.servers.ranks import Load, ServerSubject, rank_memory, rank_model
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.recipe import FP8_RECIPE, Recipe, named_recipe
@@ -89,11 +88,12 @@ def test_a_group_of_gpus_is_named_with_its_count() -> None:
 def test_ranks_together_hold_the_model_and_its_cache_once() -> None:
     model, recipe = spec(LLAMA_3_70B), named_recipe("float16")
     layout = ParallelLayout(tensor=8)
-    memory = rank_memory(model, recipe, layout, context=8192, sequences=64, kv_format="auto")
+    subject = ServerSubject(model, "model", "0" * 64, recipe)
+    memory = rank_memory(subject, layout, Load(8192, 64, "auto"))
     assert model.parameters * 2 / 8 <= memory.weights_bytes <= model.parameters * 2 / 8 * 1.001
     assert memory.kv_bytes == 64 * 8192 * 80 * 2 * 8 * 128 * 2 // 8
     assert 8 * kv_bytes(rank_model(model, layout), 100, 16) == kv_bytes(model, 100, 16)
-    half = rank_memory(model, recipe, layout, context=8192, sequences=64, kv_format="fp8")
+    half = rank_memory(subject, layout, Load(8192, 64, "fp8"))
     assert 2 * half.kv_bytes == memory.kv_bytes
 
 
@@ -105,13 +105,12 @@ def test_kv_heads_are_replicated_with_more_gpus_than_heads() -> None:
 
 
 def test_expert_and_tensor_parallel_weights_have_equal_size() -> None:
-    model, recipe = spec(QWEN_3_30B_A3B), named_recipe("float16")
+    subject = ServerSubject(spec(QWEN_3_30B_A3B), "model", "0" * 64, named_recipe("float16"))
     sizes = [
-        rank_memory(model, recipe, ParallelLayout(tensor=4, experts=dealt), context=64, sequences=1, kv_format="auto")
-        for dealt in (False, True)
+        rank_memory(subject, ParallelLayout(tensor=4, experts=dealt), Load(64, 1, "auto")) for dealt in (False, True)
     ]
     assert sizes[0].weights_bytes == sizes[1].weights_bytes
-    assert sizes[0].weights_bytes == pytest.approx(model.parameters * 2 / 4, rel=0.01)
+    assert sizes[0].weights_bytes == pytest.approx(subject.model.parameters * 2 / 4, rel=0.01)
 
 
 @pytest.mark.parametrize("gpu", ["A100x8", "H100x8"])

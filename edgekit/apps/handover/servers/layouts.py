@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpus import GpuGroup
-from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerName, ServerSpeed
-from edgekit.apps.handover.servers.ranks import kv_bits, misfits, rank_memory, rank_model
+from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerName, ServerSpeed
+from edgekit.apps.handover.servers.ranks import Load, ServerSubject, kv_bits, misfits, rank_memory, rank_model
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.speed import predict_speed, prefill_seconds
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Violation
 from edgekit.contracts.token_costs import kv_bytes
-from edgekit.model.head_spec import HeadSpec
 
 _WITHOUT_INT8 = ("blackwell",)  # vLLM's page "INT8 W8A8": not from compute capability 10 on
 MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine
@@ -36,27 +35,6 @@ SERVERS: dict[ServerName, ServerFacts] = {
     "ray": _VLLM,
     "kserve": _VLLM,
 }
-
-
-class ServerSubject(NamedTuple):
-    """The model to serve, its recipe, and the models that run with it."""
-
-    model: ModelSpec
-    source: str
-    config_sha256: str
-    recipe: Recipe
-    draft: ModelSpec | None = None
-    drafter: HeadSpec | None = None
-    adapter_rank: int = 0
-    notes: tuple[str, ...] = ()
-
-
-class Load(NamedTuple):
-    """The context and the concurrency that a layout is priced for; a search for fixes changes one of them."""
-
-    context: int
-    sequences: int
-    kv_format: KVFormat
 
 
 class LayoutCandidate(NamedTuple):
@@ -113,28 +91,8 @@ def price_layout(
     if divides:
         return LayoutCandidate(group, layout, load, None, None, 0.0, (*violations, *divides))
     each = -(-load.sequences // layout.decoders)
-    memory = rank_memory(
-        model,
-        recipe,
-        layout,
-        context=load.context,
-        sequences=each,
-        kv_format=load.kv_format,
-        draft=subject.draft,
-        drafter=subject.drafter,
-        adapters=len(request.adapters),
-        adapter_rank=subject.adapter_rank,
-    )
-    speed = predict_speed(
-        model,
-        recipe,
-        layout,
-        memory,
-        group.gpu,
-        context=load.context,
-        sequences=load.sequences,
-        kv_format=load.kv_format,
-    )
+    memory = rank_memory(subject, layout, load._replace(sequences=each), adapters=len(request.adapters))
+    speed = predict_speed(model, recipe, layout, memory, group.gpu, load)
     violations += _limits(subject, group, load, memory, speed, each, request)
     return LayoutCandidate(
         group, layout, load, memory, speed, _sustained(model, group, layout, load, speed), tuple(violations)

@@ -139,21 +139,31 @@ def kv_bits(form: KVFormat) -> int:
     return 8 if form == "fp8" else 16
 
 
-def rank_memory(
-    model: ModelSpec,
-    recipe: Recipe,
-    layout: ParallelLayout,
-    *,
-    context: int,
-    sequences: int,
-    kv_format: KVFormat,
-    draft: ModelSpec | None = None,
-    draft_recipe: Recipe | None = None,
-    drafter: HeadSpec | None = None,
-    adapters: int = 0,
-    adapter_rank: int = 0,
-) -> RankMemory:
-    """Predict the memory of the fullest rank with `sequences` states of `context` tokens on it."""
+class ServerSubject(NamedTuple):
+    """The model to serve, its recipe, and the models that run with it."""
+
+    model: ModelSpec
+    source: str
+    config_sha256: str
+    recipe: Recipe
+    draft: ModelSpec | None = None
+    drafter: HeadSpec | None = None
+    adapter_rank: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Load(NamedTuple):
+    """The context and the concurrency that a layout is priced for; a search for fixes changes one of them."""
+
+    context: int
+    sequences: int
+    kv_format: KVFormat
+
+
+def rank_memory(subject: ServerSubject, layout: ParallelLayout, load: Load, *, adapters: int = 0) -> RankMemory:
+    """Predict the memory of the fullest rank, which carries `load`."""
+    model, recipe = subject.model, subject.recipe
+    context, sequences, width = load.context, load.sequences, kv_bits(load.kv_format)
     rank = rank_model(model, layout)
     graphs = _GRAPH_BYTES_A_LAYER * len(rank.layers)
     # Every rank gathers the logits of the whole vocabulary.
@@ -164,16 +174,14 @@ def rank_memory(
         layer_bytes=_GRAPH_BYTES_A_LAYER,
         planned_rows=(_LOGIT_COPIES * layout.tensor - 1) * sequences,
     )
-    load = MemoryLoad(rank, recipe, "cuda", gpu_facts(layout), context, sequences, kv_bits(kv_format), CHUNK_TOKENS)
-    estimate = predict(load, gathering)
+    states = MemoryLoad(rank, recipe, "cuda", gpu_facts(layout), context, sequences, width, CHUNK_TOKENS)
+    estimate = predict(states, gathering)
     draft_bytes = 0
-    if draft is not None:
-        draft_memory = rank_memory(
-            draft, draft_recipe or recipe, layout, context=context, sequences=sequences, kv_format=kv_format
-        )
+    if subject.draft is not None:
+        draft_memory = rank_memory(ServerSubject(subject.draft, "", "", recipe), layout, load)
         draft_bytes = draft_memory.weights_bytes + draft_memory.kv_bytes + draft_memory.graph_bytes
-    if drafter is not None:
-        draft_bytes += head_server_bytes(drafter, layout.tensor, context * sequences, kv_bits(kv_format))
+    if subject.drafter is not None:
+        draft_bytes += head_server_bytes(subject.drafter, layout.tensor, context * sequences, width)
     return RankMemory(
         weights_bytes=estimate.private_weights_bytes + _router_bytes(model, recipe, layout),
         kv_bytes=estimate.kv_bytes,
@@ -181,7 +189,7 @@ def rank_memory(
         graph_bytes=graphs,
         runtime_bytes=estimate.runtime_bytes - graphs,
         draft_bytes=draft_bytes,
-        adapter_bytes=adapters * adapter_bytes(rank, adapter_rank, 16),
+        adapter_bytes=adapters * adapter_bytes(rank, subject.adapter_rank, 16),
     )
 
 

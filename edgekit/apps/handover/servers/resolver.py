@@ -9,15 +9,13 @@ from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.layouts import (
     SERVERS,
     LayoutCandidate,
-    Load,
-    ServerSubject,
     budget_bytes,
     kv_tokens,
     layouts_of,
     price_layout,
     transferred_bytes,
 )
-from edgekit.apps.handover.servers.ranks import group_that_divides
+from edgekit.apps.handover.servers.ranks import Load, ServerSubject, group_that_divides
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.table import layout_table
 from edgekit.common.units import show_bytes

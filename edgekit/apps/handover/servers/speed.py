@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpu import GpuProfile
-from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory, ServerSpeed
-from edgekit.apps.handover.servers.ranks import kv_bits, rank_model
+from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerSpeed
+from edgekit.apps.handover.servers.ranks import Load, kv_bits, rank_model
 from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_share
 from edgekit.planner.speed import PROMPT_TOKENS, rounded
 
@@ -21,17 +21,15 @@ def predict_speed(
     layout: ParallelLayout,
     memory: RankMemory,
     gpu: GpuProfile,
-    *,
-    context: int,
-    sequences: int,
-    kv_format: KVFormat,
+    load: Load,
 ) -> ServerSpeed:
-    """Predict the speed with `sequences` at work, their caches half full."""
+    """Predict the speed with all sequences of `load` at work, their caches half full."""
+    context, sequences = load.context, load.sequences
     each = -(-sequences // layout.decoders)  # sequences of one copy, divided among its stages
     batch = max(1, -(-each // layout.pipeline))
     seen = batch * (layout.expert_group // layout.tensor if layout.experts else 1)
     weights = memory.weights_bytes * touched_share(model, recipe, seen)
-    state = kv_bytes(rank_model(model, layout), context // 2, kv_bits(kv_format), scale_bits=0)
+    state = kv_bytes(rank_model(model, layout), context // 2, kv_bits(load.kv_format), scale_bits=0)
     bandwidth = gpu.peak_bandwidth_gb_s.value * 1e9 * _BANDWIDTH_SHARE
     reading = (weights + batch * state) / bandwidth
     computing = _computing(2 * active_parameters(model) * batch, layout, gpu)
