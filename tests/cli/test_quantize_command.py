@@ -163,7 +163,7 @@ def test_refusals_name_the_cure(tmp_path: Path) -> None:
     )
     assert "needs at least" in refusal("quantize", "demo", "-r", "s4-g32", "--bits-per-weight", 3, "-o", out)
     assert "unknown recipe" in refusal("quantize", "demo", "-r", "s5", "-o", out)
-    assert "nothing is overwritten" in refusal("quantize", "demo", "-r", "s8", "-o", tmp_path)
+    assert "nothing is ever overwritten" in refusal("quantize", "demo", "-r", "s8", "-o", tmp_path)
     assert "edgekit quantize" in refusal("inspect", tmp_path)
     assert not out.exists()
 

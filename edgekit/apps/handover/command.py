@@ -45,7 +45,7 @@ class HandoverOutput(Frozen):
 def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, shown: HandoverOutput) -> None:
     """Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.
 
-    MODEL is a Hugging Face folder, a .gguf file, a hub id, or neutral weights of `edgekit quantize --handover`. The
+    MODEL is a Hugging Face folder, a .gguf file, a hub id, or neutral weights with a float embedding. The
     GPUs need not be here: memory and speed are predicted. Exit code 3: no layout carries the load; every one is then
     listed with the number that failed and the smallest change that would make it pass.
     """
@@ -84,11 +84,11 @@ def _quantised(
     model: str, folder: Path, *, request: ServerRequest, calibrating: QuantizeOptions, progress: Progress
 ) -> ServedWeights:
     """Quantise a model into a folder, in the format that servers load."""
-    if request.recipe is not None and request.recipe.is_fp8():
-        source = open_source(model, need_weights=True)
-        return write_fp8(source, recipe_for(source, request.recipe), folder, progress)
-    options = calibrating.model_copy(update={"handover": True, "report": reporter(progress)})
-    weights = edgekit.quantize(model, request.recipe, folder, options)
+    source = open_source(model, need_weights=True)
+    recipe = recipe_for(source, request.recipe)
+    if recipe.is_fp8():
+        return write_fp8(source, recipe, folder, progress)
+    weights = edgekit.quantize(model, recipe, folder, calibrating.model_copy(update={"report": reporter(progress)}))
     weights.release()
     return NeutralReader(NeutralWeights.open(folder))
 

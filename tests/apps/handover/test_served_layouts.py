@@ -147,18 +147,11 @@ def test_fp8_beside_integers_is_refused(tmp_path: Path) -> None:
 
 
 def test_quantised_weights_and_drafts_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> None:
-    (tmp_path / "mixed.yaml").write_text(MIXED)
-    made = [
-        "quantize",
-        "demo",
-        "-r",
-        tmp_path / "mixed.yaml",
-        "--handover",
-        "--effort",
-        "quick",
-        "-o",
-        tmp_path / "own",
-    ]
+    floats = (
+        "rules:\n- {pattern: '*embed_tokens*', format: {kind: float16}}\n- {pattern: lm_head, format: {kind: float16}}"
+    )
+    (tmp_path / "mixed.yaml").write_text(MIXED.replace("rules:", floats))
+    made = ["quantize", "demo", "-r", tmp_path / "mixed.yaml", "--effort", "quick", "-o", tmp_path / "own"]
     assert CliRunner().invoke(command, list(map(str, made))).exit_code == 0
     handed_over(tmp_path / "own", "--to", "sglang", "--gpu", "L4", "--activation-format", "int8",
                 "--draft", "demo-draft", "--effort", "quick", "-o", tmp_path / "out")  # fmt: skip

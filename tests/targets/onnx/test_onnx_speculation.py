@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
+from edgekit_onnx.runner import BodyCall
 from onnx_models import OnnxModel, onnx_model
 from runtimes import codec
 
@@ -72,9 +73,9 @@ def test_drafting_layers_do_not_run_again(made: OnnxModel, monkeypatch: pytest.M
     runner, ran = engine._runner, []
     body = runner.body
 
-    def counted(running: Any, slab: Any, row: int, ids: Any, lengths: Any, stop: int, *, start: int = 0) -> None:
-        ran.append((start, stop, ids.shape[1]))
-        body(running, slab, row, ids, lengths, stop, start=start)
+    def counted(running: Any, slab: Any, row: int, call: BodyCall) -> None:
+        ran.append((call.start, call.stop, call.ids.shape[1]))
+        body(running, slab, row, call)
 
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, [1, 2, 3, 4], 0)])
