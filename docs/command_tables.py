@@ -1,6 +1,7 @@
-"""Writes the tables of options in docs/commands/, and the table of features in docs/concepts.md.
+"""Writes the tables of options in docs/commands/ and of features in docs/concepts.md, and what agents read.
 
-Run `python docs/command_tables.py` after an option or a capability changes; a test compares the pages with both.
+`docs/llms.txt` lists the pages, `examples/skill/SKILL.md` says how to use edgekit. Run `python docs/command_tables.py`
+after an option, a capability or a page that they quote changes; a test compares the files with their sources.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import get_args
 import click
 
 from edgekit import plugins
-from edgekit.cli import command
+from edgekit.cli import GROUPS, command
 from edgekit.contracts.capabilities import Feature
 from edgekit.contracts.recipe import RECIPES
 from edgekit.model.parts import Layer
@@ -108,9 +109,48 @@ def _table(each: click.Command) -> str:
     return "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
 
 
+def agent_pages() -> dict[Path, str]:
+    """Return the list of pages and the skill, made of the start page, the commands and the page of errors."""
+    start = (DOCUMENTED.parent / "index.md").read_text()
+    purpose = start.partition("\n\n")[2].partition("\n\n")[0]
+    listed = re.sub(r"^\*\*(.+)\*\*$", r"## \1", start.partition("## All pages\n")[2], flags=re.MULTILINE)
+    steps = start[start.index("### 1. ") : start.index("## All pages")].replace("### ", "## ")
+    commands = [f"- `edgekit {name}`: {text}" for group in GROUPS.values() for name, text in group.items()]
+    skill = [
+        "---\nname: edgekit\ndescription: Plan, quantise, export, run and measure language models on devices with the"
+        " edgekit command and its Python API. Use it for questions such as: will this model fit that device, and make"
+        " it run there.\n---\n",
+        f"# Use edgekit\n\n{purpose}\n",
+        "Install one runtime: `pip install 'edgekit[onnx]'` for PCs and boards, `'edgekit[mlx]'` for Apple silicon,"
+        " `'edgekit[llamacpp]'` for GGUF files, `'edgekit[executorch]'` for phones; `'edgekit[quantize]'` adds torch to"
+        " calibrate weights. Ask `edgekit COMMAND --help` for options: unknown ones are refused by name. Most commands"
+        " print JSON with `--json`. Exit code 3: nothing fits.\n",
+        _unlinked(steps).rstrip() + "\n",
+        "## Commands\n",
+        *commands,
+        "\n## Errors and cures\n",
+        _unlinked(_cures()),
+    ]
+    return {
+        DOCUMENTED.parent / "llms.txt": f"# edgekit\n\n> {' '.join(purpose.split())}\n{listed}",
+        DOCUMENTED.parents[1] / "examples/skill/SKILL.md": "\n".join(skill).rstrip() + "\n",
+    }
+
+
+def _cures() -> str:
+    """Return the sections of the page of errors."""
+    text = (DOCUMENTED.parent / "troubleshooting.md").read_text()
+    return text[text.index("## ") :].replace("## ", "### ")
+
+
+def _unlinked(text: str) -> str:
+    """Replace links by their text: a skill is read outside the documentation."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)
+
+
 def main() -> None:
     """Write all pages."""
-    for page, text in pages().items():
+    for page, text in (pages() | agent_pages()).items():
         page.write_text(text)
 
 

@@ -22,7 +22,7 @@ from edgekit.plugins import foreign_package_in, installed_commands, is_of_edgeki
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 # Each command with its one line of help: importing all of them takes a second.
-_GROUPS = {
+GROUPS = {
     "Use a model": {
         "run": "Answer PROMPT with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.",
         "chat": "Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.",
@@ -116,7 +116,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in workflow order."""
-        for title, described in _GROUPS.items():
+        for title, described in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(list(described.items()))
         if foreign := [entry for entry in installed_commands().values() if not is_of_edgekit(entry)]:

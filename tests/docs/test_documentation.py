@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_tables import pages
+from command_tables import agent_pages, every_command, pages
 
 from edgekit.cli import command as edgekit_command
 
@@ -54,8 +54,20 @@ def test_a_command_and_each_of_its_options_is_documented(name: str, found: click
 
 
 def test_generated_command_tables_are_current() -> None:
-    for page, text in pages().items():
-        assert page.read_text() == text, "an option changed: run `python docs/command_tables.py`"
+    for page, text in (pages() | agent_pages()).items():
+        assert page.read_text() == text, f"{page.name} is not what its sources say: run `python docs/command_tables.py`"
+
+
+def test_what_agents_read_names_what_is_there() -> None:
+    guide, skill = ((ROOT / name).read_text() for name in ("AGENTS.md", "examples/skill/SKILL.md"))
+    for path in re.findall(r"`((?:[\w.]+/)+[\w.]*|[A-Z]+\.md)`", guide):
+        assert (ROOT / path).exists(), path
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make ([\w-]+)", guide, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    names = {name for name, _ in every_command()}
+    for words in re.findall(r"^\$ edgekit ([a-z]+)|`edgekit ([a-z]+)", skill, re.MULTILINE):
+        assert "".join(words) in names, words
 
 
 def test_every_page_is_reachable_from_the_front_page() -> None:

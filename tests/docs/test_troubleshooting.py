@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.artifact.artifact import verify
+from edgekit.artifact.self_check import CHECKED_TOKENS
 from edgekit.common.staging import staging_for
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError
@@ -88,6 +91,33 @@ def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 @produces("The output exists")
 def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return staging_for(Path("my.edgekit"), 0)
+
+
+@produces("The disk is full")
+def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    Path("my.edgekit").rename("old.edgekit")
+    return staging_for(Path("my.edgekit"), 1 << 60)
+
+
+@produces("The self-check failed")
+def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxruntime")
+    plan = edgekit.plan("demo", "this", target="onnx", recipe="s8")
+    random = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
+    for module in ("self_check", "checked_reference"):
+        monkeypatch.setattr(f"edgekit.artifact.{module}.reference_logits", lambda *_: random)
+    return edgekit.export(plan, "new.edgekit")
+
+
+@produces("The port is in use")
+def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    pytest.importorskip("uvicorn")
+    from edgekit.apps.serve.server import listen
+    from edgekit.apps.serve.settings import ServerSettings
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return listen(ServerSettings(port=taken.getsockname()[1]))
 
 
 @produces("The prompt is too long")

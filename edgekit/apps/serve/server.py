@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -41,10 +42,12 @@ def listen(settings: ServerSettings) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)  # clients may connect at once; they wait until the server runs
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)  # clients may connect at once; they wait until the server runs
+            stack.pop_all()  # it stays open
     except OSError as error:
         raise InvalidInput(
             f"{settings.host}:{settings.port}: cannot be listened on: {error.strerror}; choose another port"
