@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Text
 from edgekit.common.files import boot_id, disk_full, file_sha256, is_shared, sync_folder, write_file
-from edgekit.common.machine_facts import is_marked, mark
+from edgekit.common.machine_facts import is_marked, mark, read_fact
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
 from edgekit.contracts.installed import installed_folder
@@ -45,6 +47,12 @@ _DAY_S = 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class MadeOf(Frozen):
+    """Where the model lies that an artifact was made of; kept on the machine that made it, not in the manifest."""
+
+    path: Text
+
+
 class Artifact(NamedTuple):
     """An artifact on the disk, returned by `export`: its manifest is valid, and its files have the listed sizes.
 
@@ -61,6 +69,12 @@ class Artifact(NamedTuple):
     @property
     def plan(self) -> Plan:
         return self.manifest.plan
+
+    @property
+    def made_of(self) -> str:
+        """The model that this was made of: its path if this machine made it, else its name."""
+        kept = read_fact(self.sha256, "made-of", MadeOf)
+        return self.plan.model_source if kept is None else kept.path
 
     def target(self) -> Target:
         """Load the target that can open this artifact."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field
 
 from edgekit import plugins
-from edgekit.artifact.artifact import Artifact, seal
+from edgekit.artifact.artifact import Artifact, MadeOf, seal
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
 from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_adapters
@@ -21,6 +21,7 @@ from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
 from edgekit.common.files import check_output, free_bytes
+from edgekit.common.machine_facts import write_fact
 from edgekit.common.options import Option
 from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
@@ -30,7 +31,7 @@ from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
-from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.planner.memory import with_facts
 from edgekit.quant.methods import rescales
 from edgekit.quant.options import QuantOptions
@@ -153,19 +154,32 @@ def export(
         plan = plan.model_copy(update={"costly_kv": costly})
         if plan.storage.kv_bits in dict(costly):
             options.report.warn(plan.kv_note(plan.storage.kv_bits))
-        return seal(
+        made = seal(
             staging,
             final,
-            plan,
+            _without_paths(plan),
             weights_sha256=weights.sha256,
             tools=versions_of(RUNTIMES),
             self_check=checked.summary,
             origin=origin_of(source, weights),
             describe=_described if options.with_bom else lambda manifest: {},
         )
+        if made.plan.model_source != plan.model_source:
+            write_fact(made.sha256, "made-of", MadeOf(path=str(Path(plan.model_source).resolve())))
+        return made
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+def _without_paths(plan: Plan) -> Plan:
+    """Return the plan as it is sealed: what lies on this machine is called by its name alone."""
+
+    def named(given: str | None) -> str | None:
+        return Path(given).resolve().name if given and given not in BUNDLED and Path(given).exists() else given
+
+    places = {"model_source": plan.model_source, "draft": plan.draft, "drafter_source": plan.drafter_source}
+    return plan.model_copy(update={field: named(given) for field, given in places.items()})
 
 
 def _described(manifest: Manifest) -> dict[str, bytes]:

@@ -20,17 +20,21 @@ from configs import GEMMA_3N_E2B
 from tiny_models import write_tiny
 
 import edgekit
+from edgekit.apps.bench.eval.evaluate import evaluate
 from edgekit.artifact.artifact import open_artifact, verify
 from edgekit.artifact.export import check_export, export
 from edgekit.artifact.self_check import CHECKED_TOKENS
 from edgekit.cli import command
+from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Quantisation
 from edgekit.contracts.recipe import RECIPES, bits_per_weight
 from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, TargetFailed, Unsupported
 from edgekit.model import source
+from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.testing import write_adapter
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
@@ -114,6 +118,28 @@ def test_fresh_caches_give_the_same_artifact(tmp_path: Path, monkeypatch: pytest
         plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
         made.add(export(plan, tmp_path / name / "out").sha256)
     assert len(made) == 1
+
+
+def test_an_artifact_names_no_folder_of_the_machine_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = tmp_path / "of-the-maker"
+    model, text = write_tiny(private / "tiny"), private / "text.txt"
+    text.write_text("a cat sat on a mat. " * 400)
+    write_adapter(private / "law", open_source(model).spec)
+    law = f"law={private / 'law'}"
+    asked = ["--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g32", "--calibrate", text, "--adapter", law]
+    for count, given in enumerate((model, "tiny", ".")):
+        monkeypatch.chdir(private / "tiny" if given == "." else private)
+        made = typed(given, *asked, "--adapter-rank", "4", "--with-bom", "-o", tmp_path / f"{count}")
+        assert made.exit_code == 0, made.output
+    artifacts = [open_artifact(tmp_path / str(count)) for count in range(3)]
+    for artifact in artifacts:
+        assert artifact.plan.model_source == "tiny" and Path(artifact.made_of) == model.resolve()
+        for path in artifact.folder.rglob("*"):
+            assert not path.is_file() or b"of-the-maker" not in path.read_bytes(), path
+    assert len({artifact.sha256 for artifact in artifacts}) == 1, "the path that was typed changes nothing"
+    assert evaluate(artifacts[0].folder, tokens=64, progress=no_progress).divergence.kl_mean >= 0
 
 
 def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:

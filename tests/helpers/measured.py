@@ -149,8 +149,9 @@ def resealed(source: Path, place: Path, change: Any) -> Path:
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, staging / name)
     change(staging)
+    plan = artifact.plan.model_copy(update={"model_source": artifact.made_of})
     seal(
-        staging, place, artifact.plan, weights_sha256=artifact.manifest.weights_sha256, tools={"test": "1"},
+        staging, place, plan, weights_sha256=artifact.manifest.weights_sha256, tools={"test": "1"},
         self_check="damaged on purpose",
     )  # fmt: skip
     assert (place / MANIFEST).exists()

@@ -134,7 +134,7 @@ def _reference(artifact: Artifact, named: str | Path | None, context: int, progr
     path = Path(named) if named is not None else None
     if path is not None and holds_artifact(path):
         return _artifact_reference(path)
-    given = named if named is not None else artifact.plan.model_source
+    given = named if named is not None else artifact.made_of
     try:
         source = open_source(given, need_weights=True, offline=named is None)
     except InvalidInput as error:

@@ -148,12 +148,12 @@ def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStor
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
     plan, fix = artifact.plan, "give the folder with --weights"
     try:
-        source = open_source(plan.model_source, need_weights=True, offline=True)
+        source = open_source(artifact.made_of, need_weights=True, offline=True)
     except EdgekitError as error:
         raise InvalidInput(f"{artifact.folder}: its neutral weights are not in the store; {fix} ({error})") from error
     weights = neutral_weights(source, plan.recipe, store=store)
     if weights.sha256 != artifact.manifest.weights_sha256:
-        raise InvalidInput(f"{artifact.folder}: {plan.model_source} now gives different weights (calibrated?); {fix}")
+        raise InvalidInput(f"{artifact.folder}: {artifact.made_of} now gives different weights (calibrated?); {fix}")
     return weights
 
 
