@@ -183,9 +183,11 @@ class OnnxOps(decoder.Ops[ir.Value]):
         if heads is None:
             return graph.norm(x, self._norm_weight(name), epsilon, label, centred=centred)
         # The CPU's attention operator has no norms of heads.
-        x = self._reshaped(x, f"{label}.split", *heads)
+        x = self._graph.reshaped(x, f"{label}.split", *heads)
         weight = self._owner.ones(graph, heads[1]) if name is None else self._norm_weight(name)
-        return self._reshaped(graph.norm(x, weight, epsilon, label, centred=centred), f"{label}.joined", prod(heads))
+        return self._graph.reshaped(
+            graph.norm(x, weight, epsilon, label, centred=centred), f"{label}.joined", prod(heads)
+        )
 
     def add_norm(self, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
         label, epsilon, centred = f"{self._parent}{name}", self._model.norm_epsilon, self._model.centred_norms
@@ -223,8 +225,8 @@ class OnnxOps(decoder.Ops[ir.Value]):
 
     def split_gate(self, queries: ir.Value) -> tuple[ir.Value, ir.Value]:
         heads, width = self._model.heads, self._layer.head_dim
-        parts = self.split(self._reshaped(queries, f"{queries.name}.by_head", heads, 2 * width), 2)
-        query, gate = (self._reshaped(part, f"{part.name}.joined", heads * width) for part in parts)
+        parts = self.split(self._graph.reshaped(queries, f"{queries.name}.by_head", heads, 2 * width), 2)
+        query, gate = (self._graph.reshaped(part, f"{part.name}.joined", heads * width) for part in parts)
         return query, gate
 
     def factor(self, x: ir.Value, name: str) -> ir.Value:
@@ -287,10 +289,10 @@ class OnnxOps(decoder.Ops[ir.Value]):
         if not norms or query is None:
             return query
         heads, width = self._model.heads, self._layer.head_dim
-        query = self._reshaped(query, f"{self._parent}query.by_head", heads, width)
+        query = self._graph.reshaped(query, f"{self._parent}query.by_head", heads, width)
         for norm in norms:
             query = self._graph.op("Mul", query, self._norm_weight(norm), name=f"{self._parent}{norm}.weighted")
-        return self._reshaped(query, f"{self._parent}query.joined", heads * width)
+        return self._graph.reshaped(query, f"{self._parent}query.joined", heads * width)
 
     def _no_tokens(self, query: ir.Value) -> ir.Value:
         """Write keys (or values) of no tokens, with which attention reads the cache and adds nothing to it."""
@@ -300,11 +302,6 @@ class OnnxOps(decoder.Ops[ir.Value]):
             self._graph.constant(f"none.{part}", at, INT64) for part, at in (("starts", [0, 0]), ("axes", [1, 2]))
         )
         return self._graph.op("Slice", query, starts, ends, axes, name=f"{self._parent}self_attn.none")
-
-    def _reshaped(self, x: ir.Value, name: str, *sizes: int) -> ir.Value:
-        """Reshape each token's values to `sizes`."""
-        shape = self._graph.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], INT64)
-        return self._graph.op("Reshape", x, shape, name=name)
 
     def _norm_weight(self, name: str | None) -> ir.Value:
         assert name is not None, "only norms of heads have no weights"

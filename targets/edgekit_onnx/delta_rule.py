@@ -41,9 +41,9 @@ def write_delta_rule(
     least = graph.op("Neg", graph.op("Exp", stored("A_log", rule.value_heads), name=f"{name}.A"), name=f"{name}.least")
     decay = graph.op("Mul", rate, least, name=f"{name}.decay")
     read = _read(graph, name, index, rule, [*_parts(graph, name, rule, mixed), decay, strength])
-    by_head = _reshaped(graph, read, f"{name}.by_head", rule.value_heads, rule.value_dim)
+    by_head = graph.reshaped(read, f"{name}.by_head", rule.value_heads, rule.value_dim)
     normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), model.norm_epsilon, f"{name}.norm")
-    return _reshaped(graph, normed, f"{name}.normed", rule.values)
+    return graph.reshaped(normed, f"{name}.normed", rule.values)
 
 
 def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:
@@ -63,9 +63,9 @@ def _parts(graph: Graph, name: str, rule: DeltaRule, mixed: ir.Value) -> list[ir
     both, values = graph.ops("Split", mixed, sizes, outputs=2, name=f"{name}.parts", axis=-1)
     # An RMS norm whose weight turns the mean of squares into their sum.
     weight = graph.constant(f"unit.{rule.key_dim}", [rule.key_dim**-0.5] * rule.key_dim, FLOAT)
-    by_head = _reshaped(graph, both, f"{name}.keys_by_head", 2 * rule.key_heads, rule.key_dim)
+    by_head = graph.reshaped(both, f"{name}.keys_by_head", 2 * rule.key_heads, rule.key_dim)
     unit = graph.norm(by_head, weight, UNIT_EPSILON / rule.key_dim, f"{name}.unit")
-    unit = _reshaped(graph, unit, f"{name}.units", 2 * rule.keys)
+    unit = graph.reshaped(unit, f"{name}.units", 2 * rule.keys)
     queries, keys = graph.ops("Split", unit, outputs=2, name=f"{name}.query_key", axis=-1, num_outputs=2)
     return [queries, keys, values]
 
@@ -102,9 +102,3 @@ def _counts(graph: Graph, x: ir.Value) -> ir.Value:
         return graph.op("Concat", kept, rest, name="counts", axis=0)
 
     return graph.shared("counts", write)
-
-
-def _reshaped(graph: Graph, x: ir.Value, name: str, *sizes: int) -> ir.Value:
-    """Reshape each token's values to `sizes`."""
-    shape = graph.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], INT64)
-    return graph.op("Reshape", x, shape, name=name)

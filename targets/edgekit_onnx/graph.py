@@ -110,6 +110,11 @@ class Graph:
             bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
 
+    def reshaped(self, x: ir.Value, name: str, *sizes: int) -> ir.Value:
+        """Reshape each token's values to `sizes`."""
+        shape = self.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], ir.DataType.INT64)
+        return self.op("Reshape", x, shape, name=name)
+
     def activation(self, x: ir.Value, kind: str, name: str) -> ir.Value:
         """Write an activation, by its name in `ModelSpec`, or `sigmoid`."""
         match kind:
