@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -185,10 +186,22 @@ class Speed(Frozen):
 class Quality(Frozen):
     """Predicted or measured loss against the float model."""
 
-    kl: Amount  # mean divergence, nats per token
-    same_top: Share  # of tokens on which both models rank the same token first
+    kl: Amount | None  # mean divergence, nats per token: the highest that was measured; None: nothing was
+    same_top: Share | None  # of tokens on which both models rank the same token first: the lowest
+    kl_low: Amount | None = Field(None, exclude_if=lambda value: value is None)
     basis: Literal["prior", "measured"]
+    origin: Text | None = Field(None, exclude_if=lambda value: value is None)  # of a prior: what was measured
     source: Text
+
+    @property
+    def loss(self) -> float:
+        """The KL, by which recipes are ordered; infinite if nothing was measured."""
+        return math.inf if self.kl is None else self.kl
+
+    def show(self) -> str:
+        """Return the share of top tokens kept, with a mark for a prior."""
+        mark = "~" if self.basis == "prior" else ""
+        return "not measured" if self.same_top is None else f"{mark}{self.same_top:.3f}"
 
 
 class Quantisation(Frozen):

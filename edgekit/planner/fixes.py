@@ -135,7 +135,7 @@ def _smaller_recipe(candidate: Candidate, search: FixSearch) -> str | None:
         and search.over(other := search.price(offer, candidate.setting)) <= 0
         and not other.violations
     ]
-    best = min(passing, key=lambda other: other.quality.kl, default=None)
+    best = min(passing, key=lambda other: other.quality.loss, default=None)
     return f"recipe {best.offer.recipe.name}" if best else None
 
 
@@ -146,9 +146,9 @@ def _other_recipe(candidate: Candidate, what: str, search: FixSearch) -> str | N
     if not fitting:
         return None
     nearest = (
-        max(fitting, key=lambda other: other.quality.kl)
+        max(fitting, key=lambda other: other.quality.loss)
         if what == "quality"
-        else min(fitting, key=lambda other: other.quality.kl)
+        else min(fitting, key=lambda other: other.quality.loss)
     )
     return f"recipe {nearest.offer.recipe.name}"
 

@@ -10,7 +10,7 @@ from edgekit.common.log import log
 from edgekit.common.parsing import parse_json, read_bytes, validate
 from edgekit.contracts.device import THIS, DeviceProfile, check_entitlements
 from edgekit.contracts.neutral import NeutralManifest, is_neutral, read_manifest
-from edgekit.contracts.plan import PLAN_VERSION, Plan
+from edgekit.contracts.plan import PLAN_VERSION, Method, Plan
 from edgekit.contracts.quality_measurements import read_quality_facts
 from edgekit.contracts.recipe import named_recipe, with_budget
 from edgekit.contracts.target import Target
@@ -24,6 +24,8 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
+from edgekit.quant.effort import calibration_text
+from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
@@ -39,12 +41,14 @@ def make_plans(
     profiles: Sequence[Path] = (),
     announce: Callable[[str], None] | None = None,
     may_measure: bool = True,
+    chosen_by: QuantOptions | None = None,
 ) -> tuple[Plan, ...]:
     """Return one plan per device, in order. Raises `DoesNotFit` with the table of all candidates.
 
     `model` is an opened model, or a name or path for `open_source`. A device is a name, the path of a profile, `this`,
     or a profile; `profiles` are further folders with profiles. For `this`, the installed engines are timed once for
-    models of this size, if `may_measure`; `announce` is called with a message before.
+    models of this size, if `may_measure`; `announce` is called with a message before. `chosen_by` tells
+    how an export will choose integers, if not by default.
     """
     source = model if isinstance(model, ModelSource) else open_source(model)
     request = request or PlanRequest()
@@ -66,6 +70,7 @@ def make_plans(
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
+    subject = subject._replace(method=_method(source, neutral, chosen_by or QuantOptions()))
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -104,6 +109,16 @@ def _subject(
         notes=source.notes,
         rounded_notes=rounded,
     )
+
+
+def _method(source: ModelSource, neutral: NeutralManifest | None, chosen_by: QuantOptions) -> Method:
+    """Return the method by which integers of 4 bits were or will be chosen."""
+    if neutral is not None:
+        return neutral.quantisation.method
+    if chosen_by.method is not None or chosen_by.calibrate is not None:
+        return chosen_by.method or "gptq"
+    text = calibration_text(None, None, chosen_by.effort, source, [named_recipe("balanced")])
+    return "rtn" if text is None else "gptq"
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

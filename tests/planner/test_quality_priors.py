@@ -1,0 +1,126 @@
+"""What plans expect of recipes: `--min-quality` accepts nothing that was measured to be worse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import configs
+import pytest
+import shapes
+from click.testing import CliRunner, Result
+
+from edgekit.cli import command
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, named_recipe, with_budget
+from edgekit.errors import DoesNotFit
+from edgekit.model.source import open_source
+from edgekit.planner import quality_priors
+from edgekit.planner.quality_priors import prior, quality_rows
+from examples.benchmarks import measured_page
+
+pytestmark = pytest.mark.usefixtures("home")  # without what was measured here
+
+DEVICES = {"onnx": "laptop-x86-8gb", "llamacpp": "laptop-x86-8gb", "executorch": "pixel-9", "mlx": "macbook-m4-16gb"}
+GEMMA = shapes.GEMMA_3_1B | {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18}
+SPECS = {
+    "demo": open_source("demo").spec,
+    "SmolLM2-135M": shapes.spec_of(configs.SMOLLM2_135M, "SmolLM2-135M"),
+    "Gemma 3 270M": shapes.spec_of(GEMMA, "Gemma 3 270M"),
+}
+
+
+def edgekit(*words: str | Path) -> Result:
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def test_rows_are_those_of_the_script() -> None:
+    assert measured_page.QUALITY_ROWS.read_text() == measured_page.quality_rows_text()
+    for name, spec in SPECS.items():
+        rows = [row for row in quality_rows() if row.model == name]
+        assert {(row.family, row.parameters) for row in rows} == {(spec.family, spec.parameters)}
+
+
+def test_no_stored_row_is_worse_than_what_is_accepted_for_it() -> None:
+    checked = 0
+    for row in measured_page.stored_rows():
+        spec = SPECS[measured_page.MODELS[row["model"]][1].partition(",")[0]]
+        base, _, bits = row["stored_as"].partition("-to-")
+        recipe = with_budget(named_recipe(base), spec, float(bits)) if bits else named_recipe(base)
+        found = prior(recipe, spec, row["target"], row["method"])
+        for text in row["quality"].values():
+            assert found.same_top is not None and found.same_top <= text["same_top"], row
+            assert found.loss >= text["kl_mean"] * 0.995, row
+            checked += 1
+    names = {stored: spec.partition(",")[0] for stored, spec in measured_page.MODELS.values()}
+    for row in measured_page.stored("quality.json")["rows"]:
+        recipe_name = measured_page.AS_GGUF.get(row["recipe"], row["recipe"].partition(" at the bytes")[0])
+        if recipe_name in ("IQ4_XS", "Q4_0") or row["recipe"] in row["model"]:
+            continue  # no recipes of edgekit; the file that the others were made from
+        spec, recipe = SPECS[names[row["model"]]], named_recipe(recipe_name)
+        if recipe_name != row["recipe"] and recipe_name == "balanced":
+            recipe = with_budget(recipe, spec, row["bits_per_weight"])
+        for target in DEVICES:
+            found = prior(recipe, spec, target, "none" if row["method"] == "llama.cpp" else row["method"])
+            for text in row["text"].values():
+                assert found.same_top is not None
+                assert found.same_top <= sum(text["same_top"]) / len(text["same_top"]) + 1e-9, (row["recipe"], target)
+                checked += 1
+    assert checked > 250
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_a_floor_above_the_worst_row_is_refused_and_one_at_it_accepted(target: str, tmp_path: Path) -> None:
+    rows = [row for row in quality_rows() if (row.model, row.target) == ("demo", target) and row.recipe in RECIPES]
+    for row in [row for row in rows if row.method == "rtn" and row.recipe in ("s4-g64", "s8")]:
+        words = ("demo", "--device", DEVICES[target], "--target", target, "--recipe", row.recipe)
+        folder = tmp_path / row.recipe
+        above = edgekit(
+            "export", *words, "--effort", "quick", "--min-quality", f"{row.same_top + 1e-4:.4f}", "-o", folder
+        )
+        assert isinstance(above.exception, DoesNotFit) and not folder.exists()
+        assert "quality" in str(above.exception) and "allowed" in str(above.exception)
+        quality = json.loads(edgekit("plan", *words, "--json").output)[0]["quality"]
+        assert quality["same_top"] >= row.same_top  # calibrated, if it was measured so
+
+
+def test_a_measured_phone_is_not_promised_more() -> None:
+    words = ("plan", "demo", "--device", "pixel-9", "--min-quality", "0.98", "--json")
+    assert json.loads(edgekit(*words).output)[0]["recipe"]["name"] == "float16"
+    found = edgekit("plan", "demo", "--device", "pixel-9", "--recipe", "s8", "--explain").output
+    assert "0.961 of top tokens kept, KL 0.0016 to 0.0016" in found and "source   measured on demo" in found
+    assert "demo: s8 rtn on executorch, held-out code, prose and chats" in found
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (configs.SMOLLM2_135M, "as SmolLM2-135M, near in size and family"),
+        (configs.QWEN_25_HALF_B, "as Gemma 3 270M and SmolLM2-135M, near in size"),
+        (configs.MISTRAL_7B, "the worst of other sizes"),
+    ],
+)
+def test_a_plan_says_which_model_was_measured(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert f"source   {said}" in edgekit("plan", tmp_path, "--device", "macbook-m4-16gb").output
+
+
+def test_what_was_not_measured_is_said_and_meets_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in quality_rows() if row.recipe != "affine3"]
+    monkeypatch.setattr(quality_priors, "quality_rows", lambda: rows)
+    quality_priors._worst.cache_clear()
+    words = ("plan", "demo", "--device", "macbook-m4-16gb", "--target", "mlx", "--recipe", "affine3")
+    found = edgekit(*words).output
+    assert "quality  not measured\n" in found and "source   affine3 was not measured on any model" in found
+    refused = str(edgekit(*words, "--min-quality", "0.1").exception)
+    assert "quality not measured, allowed 0.1" in refused and "\n" not in refused
+    quality_priors._worst.cache_clear()
+
+
+def test_a_recipe_of_ones_own_counts_as_the_worst_of_its_formats() -> None:
+    eight, four = Format(kind="s8"), Format(kind="s4", group=64)
+    own = Recipe(name="own", rules=(Rule(pattern="*.down_proj", format=eight), Rule(pattern="*", format=four)))
+    found, coarse = (prior(each, SPECS["demo"], "onnx", "rtn") for each in (own, named_recipe("s4-g64")))
+    assert (found.loss, found.same_top) == (coarse.loss, coarse.same_top)
+    finer = [prior(named_recipe(name), SPECS["demo"], "onnx", "rtn") for name in ("s8", "balanced", "s4-g32", "s4-g64")]
+    assert [each.loss for each in finer] == sorted(each.loss for each in finer)
