@@ -122,6 +122,21 @@ def show(name: str, choice: DeviceOptions, as_json: bool) -> None:
         _print_device(device, budgets)
 
 
+class CalibrationOptions(Frozen):
+    device: str | None = Field(default=None, description="The profile of what was measured on a machine without one.")
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@options(choice=CalibrationOptions)
+def calibrate(files: tuple[Path, ...], choice: CalibrationOptions) -> None:
+    """Write what FILES of `bench --share` or `lab share` measured into profiles of your own; plans predict by them."""
+    from edgekit.device.calibration import calibrate as written
+
+    for profile, path, one in written(files, choice.device):
+        click.echo(f"{profile.name}: {one.what} {one.before} → {one.now}, in {path}")
+
+
 _Row = tuple[str, str | None, Budget]
 
 

@@ -27,6 +27,7 @@ from edgekit.common.bounds import (
     Version,
     Word,
 )
+from edgekit.contracts.device import Spread
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.head_spec import HeadSpec
@@ -97,7 +98,7 @@ class SpeedFacts(Frozen):
     # take arithmetic, so a quarter of the bytes is not read in a quarter of the time.
     cache_shares: tuple[tuple[Annotated[int, Field(ge=1, le=64)], Annotated[float, Field(gt=0, le=1)]], ...] = ()
     # The lowest and highest that devices of this class gave, relative to the prediction.
-    spread: tuple[Annotated[float, Field(gt=0, le=0.9)], Annotated[float, Field(ge=1.1, le=100)]] = (0.7, 1.3)
+    spread: Spread = (0.7, 1.3)
     is_timed: bool = False  # on this machine
     source: Text
 

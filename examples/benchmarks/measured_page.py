@@ -43,7 +43,6 @@ MODELS = {
     "demo": ("demo", "demo, 11 M"),
 }
 SPECS = {"smollm2": ("llama", 134_515_008), "gemma3": ("gemma3_text", 268_098_176), "demo": ("llama", 11_015_040)}
-AS_GGUF = {"Q4_K_M": "gguf-q4_k_m", "Q5_K_M": "gguf-q5_k_m"}  # formats of llama.cpp that are recipes here too
 QUALITY_ROWS = ROOT / "edgekit/planner/quality_rows.json"
 SAMPLINGS = ("greedy", "temperature 0.7")
 DRAFTERS = {
@@ -212,16 +211,11 @@ def quality_rows() -> list[Row]:
             losses_ = [each["kl_mean"] for each in texts], [each["same_top"] for each in texts]
             add(row["model"], row["target"], row["stored_as"], row["method"], *losses_)
     names = {name: model for model, (name, _) in MODELS.items()}
-    for row in stored("quality.json")["rows"]:
-        recipe = AS_GGUF.get(row["recipe"], row["recipe"])
-        is_left_out = (
-            row["activations"] != "float" or row["recipe"] in row["model"]
-        )  # the file that others are made from
-        if recipe in (*AS_GGUF.values(), *NATIVE_RECIPES, "balanced") and not is_left_out:
+    for row in stored("quality.json")["rows"]:  # llama.cpp's own files have no recipe
+        if row["activations"] == "float" and row["recipe"] in (*NATIVE_RECIPES, "balanced"):
             texts = row["text"].values()
             losses_ = [fmean(each["kl"]) for each in texts], [fmean(each["same_top"]) for each in texts]
-            method = "none" if row["method"] == "llama.cpp" else row["method"]
-            add(names[row["model"]], "float32", recipe, method, *losses_)
+            add(names[row["model"]], "float32", row["recipe"], row["method"], *losses_)
     return sorted(found, key=lambda row: [str(each) for each in row.values()])
 
 

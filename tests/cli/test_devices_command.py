@@ -122,6 +122,76 @@ def test_a_mistake_is_a_clear_line_and_exit_code_2(run: Run, arguments: tuple[st
     assert answer.code == 2 and message in answer.err and "Traceback" not in answer.err
 
 
+SHARED = {
+    "device": "pixel-9", "processor": "Tensor G4", "os": "Android 16", "day": "2026-11-01",
+    "engine": "executorch.xnnpack", "versions": {"executorch": "1.0.0"}, "family": "llama", "parameters": 134_515_008,
+    "layers": 30, "hidden_size": 576, "recipe": "s8", "threads": 3, "context": 2048, "kv_bits": 32,
+    "private_bytes": 10**8, "peak_bytes": 2 * 10**8, "runtime_bytes": None, "power": "battery", "temperature_c": 31.5,
+    "others_share": 0.01, "cases": [],
+}  # fmt: skip
+CASE = {"prompt_tokens": 64, "depth_tokens": 0, "step_bytes": 140_000_000, "decode_tokens_per_s": [80.0, 90.0, 95.0]}
+
+
+def test_shared_figures_become_a_profile_by_which_plans_predict(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    ones = []
+    for size, layers in ((1_300_000_000, 16), (140_000_000, 30)):
+        step_s = size / 30e9 + layers * 0.0002
+        rates = {"decode_tokens_per_s": [0.85 / step_s, 1 / step_s, 1.2 / step_s]}
+        ones.append(SHARED | {"layers": layers, "cases": [CASE | {"step_bytes": size} | rates]})
+    file.write_text(json.dumps({"version": 1, "measurements": ones}))
+    said = run("calibrate", str(file))
+    assert said.code == 0 and "pixel-9: executorch.xnnpack bandwidth" in said.out and "30 GB/s (25.5 to 36)" in said.out
+    figures = json.loads(run("show", "pixel-9", "--json").out)["profile"]["engines"]["executorch.xnnpack"]
+    assert figures["layer_ms"]["value"] == pytest.approx(0.2, rel=0.01) and figures["spread"] == [0.85, 1.2]
+    assert figures["bandwidth_gb_s"]["source"] == "measured: shared"
+    file.write_text(json.dumps({"version": 1, "measurements": [SHARED | {"device": None, "cases": [CASE]}]}))
+    assert "name one with --device" in run("calibrate", str(file)).err
+    assert "pixel-8: executorch.xnnpack bandwidth" in run("calibrate", str(file), "--device", "pixel-8").out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version 2 of shared measurements, this edgekit reads 1"),
+        ({"version": None}, "version None of shared measurements"),
+        ({"colour": "red"}, "colour: unknown field"),
+        ({"engine": "executorch.vulcan"}, "executorch.vulcan does not run on pixel-9"),
+        ({"engine": "xnnpack"}, "engine"),
+        ({"device": "pixel-99"}, "unknown device 'pixel-99'"),
+        ({"device": "../x"}, "device"),
+        ({"processor": "/home/ann"}, "processor"),
+        ({"layers": 0}, "layers"),
+        ({"parameters": "1B"}, "parameters"),
+        ({"temperature_c": 4000.0}, "temperature_c"),
+        ({"private_bytes": 1 << 45}, "is more than pixel-9 has"),
+        ({"decode_tokens_per_s": [80.0, 90.0, 9500.0]}, "GB/s were read, and the memory of pixel-9 gives"),
+        ({"decode_tokens_per_s": [95.0, 90.0, 80.0]}, "are not the lowest, the median and the highest"),
+        ({"decode_tokens_per_s": [-1.0, 90.0, 95.0]}, "decode_tokens_per_s"),
+        ({"decode_tokens_per_s": "90 tok/s"}, "decode_tokens_per_s"),
+        ({"step_bytes": 1e99}, "step_bytes"),
+    ],
+    ids=str,
+)
+def test_a_bad_shared_file_is_one_line_and_changes_nothing(
+    run: Run, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    file = tmp_path / "shared.json"
+    of_case, of_file = ({key: change[key] for key in change if key in keys} for keys in (CASE, {"version": 1}))
+    one = (
+        SHARED | {"cases": [CASE | of_case]} | {key: change[key] for key in change if key not in {**of_case, **of_file}}
+    )
+    file.write_text(json.dumps({"version": 1, "measurements": [one]} | of_file))
+    answer = run("calibrate", str(file))
+    assert answer.code == 2 and said in answer.err and answer.err.count("\n") == 1
+    assert not (tmp_path / "home" / "profiles").exists()
+
+
+def test_measurements_that_people_gave_are_whole(run: Run) -> None:
+    for file in sorted((ROOT / "profiles/shared").glob("*.json")):
+        assert run("calibrate", str(file)).code == 0
+
+
 def test_a_bad_file_in_a_folder_is_named(run: Run, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\ncolour: red\n")

@@ -54,19 +54,19 @@ def test_no_stored_row_is_worse_than_what_is_accepted_for_it() -> None:
             checked += 1
     names = {stored: spec.partition(",")[0] for stored, spec in measured_page.MODELS.values()}
     for row in measured_page.stored("quality.json")["rows"]:
-        recipe_name = measured_page.AS_GGUF.get(row["recipe"], row["recipe"].partition(" at the bytes")[0])
-        if recipe_name in ("IQ4_XS", "Q4_0") or row["recipe"] in row["model"]:
-            continue  # no recipes of edgekit; the file that the others were made from
-        spec, recipe = SPECS[names[row["model"]]], named_recipe(recipe_name)
-        if recipe_name != row["recipe"] and recipe_name == "balanced":
+        if row["method"] == "llama.cpp":
+            continue  # no recipe of edgekit
+        name, spec = row["recipe"].partition(" at the bytes")[0], SPECS[names[row["model"]]]
+        recipe = named_recipe(name)
+        if name != row["recipe"]:
             recipe = with_budget(recipe, spec, row["bits_per_weight"])
         for target in DEVICES:
-            found = prior(recipe, spec, target, "none" if row["method"] == "llama.cpp" else row["method"])
+            found = prior(recipe, spec, target, row["method"])
             for text in row["text"].values():
                 assert found.same_top is not None
                 assert found.same_top <= sum(text["same_top"]) / len(text["same_top"]) + 1e-9, (row["recipe"], target)
                 checked += 1
-    assert checked > 250
+    assert checked > 300
 
 
 @pytest.mark.parametrize("target", DEVICES)
