@@ -33,6 +33,13 @@ def draw_rejected(rejected: Sequence[Rejected], title: str = "") -> None:
     draw(("not taken", "recipe", "memory", "tok/s", "quality", _WHY), rows, title=title, wraps_at=_WHY)
 
 
+def counted(rejected: Sequence[Rejected]) -> str:
+    """Count the rejected options that fit, and those that do not."""
+    failed = sum(1 for each in rejected if each.failures)
+    parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
+    return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
+
+
 def _nearest_ones(rejected: Sequence[Rejected]) -> Iterator[Rejected]:
     """Yield the nearest option of every target and backend, in their given order."""
     for place in dict.fromkeys((each.target, each.backend) for each in rejected):

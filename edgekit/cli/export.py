@@ -131,6 +131,8 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
         "bytes": sum(fact.bytes for fact in artifact.manifest.files.values()),
         "predicted_bytes": plan.estimate.total_bytes,
         "predicted_tokens_per_s": plan.speed.decode_tokens_per_s,
+        "range": plan.speed.decode.show(),
+        "origin": plan.speed.origin,
         "self_check": artifact.manifest.self_check,
     }
 
@@ -143,7 +145,7 @@ def _print(artifact: Artifact) -> None:
         f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}",
         f"  self-check: {artifact.manifest.self_check}",
         f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"
-        f" {plan.speed.decode_tokens_per_s:g} tok/s",
+        f" {plan.speed.show()}",
         *(f"  note: {note}" for note in plan.all_notes),
     ]
     click.echo(wrapped("\n".join(lines), 4, out=sys.stdout))

@@ -18,14 +18,14 @@ from edgekit.cli._console import WIDE_TABLE, draw, print_below
 from edgekit.cli._console import console as new_console
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
-from edgekit.cli._rejected import draw_rejected, show_what_does_not_fit
+from edgekit.cli._rejected import counted, draw_rejected, show_what_does_not_fit
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.parsing import read_bytes
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import Plan, Rejected
+from edgekit.contracts.plan import Plan
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, may_export
@@ -230,7 +230,7 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         console.print()
         draw_rejected(plan.rejected)
     elif plan.rejected:
-        _print_line("others", _counted(plan.rejected))
+        _print_line("others", counted(plan.rejected))
     absent = [name for name, target in targets_for(None).items() if plan.device == "this" and target.missing()]
     if absent:
         _print_line("absent", f"{', '.join(absent)}: not installed here (edgekit doctor says how)")
@@ -239,13 +239,6 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
 def _print_line(name: str, text: str) -> None:
     """Print one labelled line, wrapped under its text on a terminal."""
     print_below(f"{name:<8} {text}", 11)
-
-
-def _counted(rejected: tuple[Rejected, ...]) -> str:
-    """Count the rejected options that fit, and those that do not."""
-    failed = sum(1 for each in rejected if each.failures)
-    parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
-    return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
 
 
 def _lines(path: Path) -> list[str]:

@@ -177,6 +177,10 @@ class Speed(Frozen):
         """Decoded tokens a second, as a range."""
         return SpeedRange(*(self.decode_range or (self.decode_tokens_per_s,) * 3))
 
+    def show(self) -> str:
+        """Return the range of decoding and its source."""
+        return f"{self.decode.show(' to ')} tok/s" + (f" ({self.origin})" if self.origin else "")
+
     def decoding_at(self, tokens_per_s: float) -> Speed:
         """Return the speed with another expected rate and the same spread."""
         scale = tokens_per_s / self.decode_tokens_per_s

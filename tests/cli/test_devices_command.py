@@ -78,6 +78,11 @@ def test_show_prints_every_figure_with_source_and_confidence(run: Run) -> None:
     body = json.loads(run("show", "ipad-8gb", "--json").out)
     assert body["profile"]["ram"]["confidence"] == "documented" and len(body["sha256"]) == 64
     assert len(body["budgets"]) == len(body["profile"]["app_limits"])
+    speed = body["speeds"]["llamacpp metal"]
+    assert (
+        speed["origin"]
+        and f"llamacpp metal: {speed['range'].replace('-', ' to ')} tok/s ({speed['origin']})" in answer.out
+    )
 
 
 @pytest.mark.parametrize(("version", "private_bytes"), [("26.3", 6_000_000_000), ("26.4", 3_000_000_000)])
@@ -145,6 +150,8 @@ def test_shared_figures_become_a_profile_by_which_plans_predict(run: Run, tmp_pa
     figures = json.loads(run("show", "pixel-9", "--json").out)["profile"]["engines"]["executorch.xnnpack"]
     assert figures["layer_ms"]["value"] == pytest.approx(0.2, rel=0.01) and figures["spread"] == [0.85, 1.2]
     assert figures["bandwidth_gb_s"]["source"] == "measured: shared"
+    shown = run("show", "pixel-9").out
+    assert "(measured on this device with this engine)" in shown and "executorch.xnnpack layer_ms" in shown
     file.write_text(json.dumps({"version": 1, "measurements": [SHARED | {"device": None, "cases": [CASE]}]}))
     assert "name one with --device" in run("calibrate", str(file)).err
     assert "pixel-8: executorch.xnnpack bandwidth" in run("calibrate", str(file), "--device", "pixel-8").out
