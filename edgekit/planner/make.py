@@ -12,7 +12,7 @@ from edgekit.contracts.device import THIS, DeviceProfile, check_entitlements
 from edgekit.contracts.neutral import NeutralManifest, is_neutral, read_manifest
 from edgekit.contracts.plan import PLAN_VERSION, Method, Plan
 from edgekit.contracts.quality_measurements import read_quality_facts
-from edgekit.contracts.recipe import named_recipe, with_budget
+from edgekit.contracts.recipe import Recipe, named_recipe, with_budget
 from edgekit.contracts.target import Target
 from edgekit.device.catalogue import all_profiles
 from edgekit.device.engine_speeds import engine_speeds, measures
@@ -29,6 +29,7 @@ from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
+_USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes less than a quarter of an hour
 
 
 def make_plans(
@@ -70,7 +71,7 @@ def make_plans(
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
-    subject = subject._replace(method=_method(source, neutral, chosen_by or QuantOptions()))
+    subject = subject._replace(method=_method(source, neutral, request.recipe, chosen_by))
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -111,14 +112,21 @@ def _subject(
     )
 
 
-def _method(source: ModelSource, neutral: NeutralManifest | None, chosen_by: QuantOptions) -> Method:
-    """Return the method by which integers of 4 bits were or will be chosen."""
+def _method(
+    source: ModelSource, neutral: NeutralManifest | None, recipe: Recipe | None, chosen_by: QuantOptions | None
+) -> Method:
+    """Return the method by which integers of 4 bits were or will be chosen; before an export, on a usual machine."""
     if neutral is not None:
         return neutral.quantisation.method
-    if chosen_by.method is not None or chosen_by.calibrate is not None:
+    recipe = recipe or named_recipe("balanced")
+    if not any(rule.format.kind == "s4" for rule in recipe.rules):
+        return "rtn"
+    if chosen_by is None:
+        return "gptq" if source.spec.parameters <= _USUALLY_CALIBRATED and not source.spec.encoder else "rtn"
+    if chosen_by.calibrate is not None:
         return chosen_by.method or "gptq"
-    text = calibration_text(None, None, chosen_by.effort, source, [named_recipe("balanced")])
-    return "rtn" if text is None else "gptq"
+    text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
+    return "rtn" if text is None else chosen_by.method or "gptq"
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:
