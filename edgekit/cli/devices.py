@@ -128,7 +128,7 @@ def show(name: str, choice: DeviceOptions, as_json: bool) -> None:
     if as_json:
         body = device.model_dump(mode="json")
         shown = [_budget(*row) for row in budgets]
-        ranges = {engine: {"range": speed.decode.show(), "origin": speed.origin} for engine, speed in speeds.items()}
+        ranges = {engine: speed.show() for engine, speed in speeds.items()}
         _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": shown, "speeds": ranges})
     else:
         _print_device(device, budgets, speeds)
@@ -145,8 +145,7 @@ def calibrate(files: tuple[Path, ...], choice: CalibrationOptions) -> None:
     """Write what FILES of `bench --share` or `lab share` measured into profiles of your own; plans predict by them."""
     from edgekit.device.calibration import calibrate as written
 
-    for profile, path, one in written(files, choice.device):
-        click.echo(f"{profile.name}: {one.what} {one.before} → {one.now}, in {path}")
+    click.echo("\n".join(written(files, choice.device)))
 
 
 _Row = tuple[str, str | None, Budget]
@@ -220,10 +219,9 @@ def _print_list(devices: list[DeviceProfile]) -> None:
 def _speeds(device: DeviceProfile) -> dict[str, Speed]:
     """Return the speed of a known model in 4 bits with each engine, whether or not the model fits."""
     (model,) = (each.source() for each in known_models().models if each.id.endswith(f"/{_SHOWN}"))
+    subject = PlanSubject(model.spec, model.given, model.config_sha256)
     try:
-        request = PlanRequest(context=_CONTEXT, recipe=RECIPES[_RECIPE])
-        subject = PlanSubject(model.spec, model.given, model.config_sha256)
-        (plan,) = resolve(subject, [device], targets_for(None), request)
+        (plan,) = resolve(subject, [device], targets_for(None), PlanRequest(context=_CONTEXT, recipe=RECIPES[_RECIPE]))
         options: list[Plan | Rejected] = [plan, *plan.rejected]
     except DoesNotFit as error:
         options = list(error.rejected[device.name])

@@ -58,7 +58,7 @@ class SharedMeasurement(Frozen):
     private_bytes: FileBytes | None
     peak_bytes: FileBytes | None
     runtime_bytes: FileBytes | None  # before any model
-    power: Literal["mains", "battery"] | None
+    power: _Label | None
     temperature_c: Annotated[float, Field(ge=-50, le=150)] | None
     others_share: Share | None  # of all cores, used by other programs
 

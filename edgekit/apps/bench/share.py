@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
+from pydantic import ValidationError
+
 from edgekit import Plan
-from edgekit.apps.bench.measurement import CaseResult, Measurement, Summary
+from edgekit.apps.bench.measurement import CaseResult, Measurement
 from edgekit.common.files import write_output
+from edgekit.common.parsing import sentence_of
 from edgekit.contracts.device import THIS, THIS_CPU
 from edgekit.contracts.recipe import GGUF_RECIPES, NATIVE_RECIPES, RECIPES
 from edgekit.contracts.shared_measurement import SharedCase, SharedFile, SharedMeasurement
@@ -20,18 +23,16 @@ _RUNTIME = "runtime and private weights"  # the name of the class in memory repo
 
 def share(measured: Iterable[tuple[Measurement, Plan, str]], path: Path) -> int:
     """Write the undisturbed measurements, each with its plan and its device, to `path`; return their number."""
-    found = [
-        _shared(one, plan, device)
-        for one, plan, device in measured
-        if one.status == "valid"
-        and one.subject.draft is None
-        and one.subject.sequences == 1
-        and any(map(_shown, one.cases))
-    ]
+    found = []
+    for one, plan, device in measured:
+        is_plain = one.subject.draft is None and one.subject.sequences == 1
+        if one.status == "valid" and is_plain and any(map(_shown, one.cases)):
+            try:
+                found.append(_shared(one, plan, device))
+            except ValidationError as error:  # a device may answer anything
+                raise InvalidInput(f"{device}: cannot be shared: {sentence_of(error)}; measure again") from error
     if not found:
-        raise InvalidInput(
-            f"{path}: no undisturbed measurement of single requests without drafts is there; measure again"
-        )
+        raise InvalidInput(f"{path}: no undisturbed measurement of single requests without drafts; measure again")
     write_output(path, (SharedFile(measurements=tuple(found)).model_dump_json(indent=1) + "\n").encode())
     return len(found)
 
@@ -64,7 +65,7 @@ def _shared(one: Measurement, plan: Plan, device: str) -> SharedMeasurement:
         private_bytes=memory.anonymous_bytes,
         peak_bytes=memory.peak_bytes,
         runtime_bytes=taken - model_bytes if taken is not None and taken > model_bytes else None,
-        power="mains" if conditions.power_source == "mains" else "battery" if conditions.power_source else None,
+        power=_label(conditions.power_source) if conditions.power_source else None,
         temperature_c=conditions.temperature_c,
         others_share=min(1.0, round(fmean(others), 3)) if others else None,
     )
@@ -72,20 +73,16 @@ def _shared(one: Measurement, plan: Plan, device: str) -> SharedMeasurement:
 
 def _shown(case: CaseResult) -> SharedCase | None:
     """Return the figures of a case; None if it has none."""
-    decode = case.summary.get("decode_tokens_per_s")
+    decode, prefill = case.summary.get("decode_tokens_per_s"), case.summary.get("prefill_tokens_per_s")
     if decode is None or not case.bytes_per_token:
         return None
     return SharedCase(
         prompt_tokens=max(1, sum(case.prompt_tokens)),
         depth_tokens=case.depth_tokens,
         step_bytes=case.bytes_per_token,
-        decode_tokens_per_s=_rates(decode),
-        prefill_tokens_per_s=_rates(prefill) if (prefill := case.summary.get("prefill_tokens_per_s")) else None,
+        decode_tokens_per_s=(decode.low, decode.median, decode.high),
+        prefill_tokens_per_s=(prefill.low, prefill.median, prefill.high) if prefill else None,
     )
-
-
-def _rates(summary: Summary) -> tuple[float, float, float]:
-    return summary.low, summary.median, summary.high
 
 
 def _label(text: str) -> str:
