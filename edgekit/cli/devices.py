@@ -29,16 +29,14 @@ from edgekit.contracts.device import (
     SourcedNumber,
     check_entitlements,
 )
-from edgekit.contracts.plan import Plan, Rejected, Speed
+from edgekit.contracts.plan import Speed
 from edgekit.contracts.recipe import RECIPES
 from edgekit.device.catalogue import all_profiles, profile_sha256
 from edgekit.device.load import load_profile
-from edgekit.errors import DoesNotFit, UnknownName, Unsupported
+from edgekit.errors import UnknownName
 from edgekit.model.known_models import known_models
-from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import targets_for
-from edgekit.planner.request import PlanRequest
-from edgekit.planner.resolver import resolve
+from edgekit.planner.speed import at_half
 
 _FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
 _SHOWN, _RECIPE, _CONTEXT = "Llama-3.2-1B-Instruct", "s4-g64", 4096  # of the speeds that are shown
@@ -127,8 +125,7 @@ def show(name: str, choice: DeviceOptions, as_json: bool) -> None:
     speeds = _speeds(device)
     if as_json:
         body = device.model_dump(mode="json")
-        shown = [_budget(*row) for row in budgets]
-        ranges = {engine: speed.show() for engine, speed in speeds.items()}
+        shown, ranges = [_budget(*row) for row in budgets], {name: speed.show() for name, speed in speeds.items()}
         _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": shown, "speeds": ranges})
     else:
         _print_device(device, budgets, speeds)
@@ -217,17 +214,15 @@ def _print_list(devices: list[DeviceProfile]) -> None:
 
 
 def _speeds(device: DeviceProfile) -> dict[str, Speed]:
-    """Return the speed of a known model in 4 bits with each engine, whether or not the model fits."""
-    (model,) = (each.source() for each in known_models().models if each.id.endswith(f"/{_SHOWN}"))
-    subject = PlanSubject(model.spec, model.given, model.config_sha256)
-    try:
-        (plan,) = resolve(subject, [device], targets_for(None), PlanRequest(context=_CONTEXT, recipe=RECIPES[_RECIPE]))
-        options: list[Plan | Rejected] = [plan, *plan.rejected]
-    except DoesNotFit as error:
-        options = list(error.rejected[device.name])
-    except Unsupported:  # only targets that are not installed run here
-        return {}
-    return {f"{each.target} {each.backend}": each.speed for each in options if each.speed is not None}
+    """Return the speed of a known model in 4 bits with each installed engine, whether or not the model fits."""
+    (model,) = (each.source().spec for each in known_models().models if each.id.endswith(f"/{_SHOWN}"))
+    speeds = {}
+    for name, target in targets_for(None).items():
+        for backend in device.targets.get(name, ()):
+            offer = target.offer(model, device, backend, RECIPES[_RECIPE])
+            bits = max(offer.capabilities.kv_bits)
+            speeds[f"{name} {backend}"] = at_half(model, offer, device, held_tokens=_CONTEXT, kv_bits=bits)
+    return speeds
 
 
 def _print_device(device: DeviceProfile, budgets: list[_Row], speeds: Mapping[str, Speed]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Bits, Count, FileBytes, LayerCount, Positive, Share, Size, Threads, Tokens, Word
+from edgekit.common.bounds import Bits, Count, FileBytes, LayerCount, Share, Size, Threads, Tokens, Word
 from edgekit.common.parsing import parse_json, read_bytes, validate
 from edgekit.contracts.device import DeviceName
 from edgekit.errors import InvalidInput, quote_short
@@ -23,7 +23,8 @@ def _rising(rates: tuple[float, float, float]) -> tuple[float, float, float]:
     return rates
 
 
-_Rates = Annotated[tuple[Positive, Positive, Positive], AfterValidator(_rising)]
+_Rate = Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)]
+_Rates = Annotated[tuple[_Rate, _Rate, _Rate], AfterValidator(_rising)]
 _Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ()@.,+-]{0,99}\z")]
 
 

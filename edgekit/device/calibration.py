@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from edgekit.common.files import user_profiles, write_file
+from edgekit.common.parsing import validate
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile, EngineFigures, SourcedBytes, SourcedNumber
 from edgekit.contracts.shared_measurement import SharedMeasurement, read_shared
@@ -45,7 +46,7 @@ def calibrate(paths: Sequence[Path], device: str | None = None) -> list[str]:
         place = user_profiles() / f"{profile.name}.yaml"
         changes = list(_changes(profile, measured))
         changed = profile.model_copy(update={field: value for field, value, _ in changes})
-        DeviceProfile.model_validate_json(changed.model_dump_json())  # refuses contradictions before it is written
+        validate(changed.model_dump_json(), DeviceProfile, f"{name}, calibrated")  # before it is written
         body = changed.model_dump(mode="json", exclude_none=True)
         written[place] = yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode()
         lines += [f"{profile.name}: {change}, in {place}" for _, _, change in changes]
@@ -104,8 +105,14 @@ def _fitted(measured: Sequence[SharedMeasurement], peak_gb_s: float) -> tuple[fl
             per_gb, per_layer = fitted
     steps = [(rates, size * per_gb + layers * per_layer) for size, layers, rates in points]
     low, high = min(rates[0] * step for rates, step in steps), max(rates[2] * step for rates, step in steps)
-    spread = round(min(low, _NARROWEST[0]), 3), round(max(high, _NARROWEST[1]), 3)
-    return round(1 / per_gb, 3), max(per_layer * 1000, _IN_BANDWIDTH_MS), spread
+    found = (
+        1 / per_gb,
+        max(per_layer * 1000, _IN_BANDWIDTH_MS),
+        min(low, _NARROWEST[0]),
+        min(max(high, _NARROWEST[1]), 100),
+    )
+    gb_s, layer_ms, least, most = (float(f"{each:.4g}") for each in found)
+    return gb_s, layer_ms, (least, most)
 
 
 def _app_memory(profile: DeviceProfile, private: int, resident: int, source: str) -> Iterator[tuple[str, Any, str]]:

@@ -441,27 +441,20 @@ def test_what_was_measured_is_shared_without_what_is_private(
     arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, file = measured.fake(arena.folder / "secret-project"), tmp_path / "shared.json"
+    made = measured.measurement([90.0, 100.0, 104.0])
     subject = {"artifact_sha256": opened.sha256, "name": "secret-project", "model": "/home/ann/secret-project"}
-    for status, draft in (("valid", None), ("contended", None), ("valid", "ngram")):
-        made = measured.measurement([90.0, 100.0, 104.0])
-        conditions = made.conditions.model_copy(update={"machine": "AMD EPYC/x", "os": "Linux 6.1.0-ann-laptop"})
-        made = made.model_copy(
-            update={
-                "status": status, "conditions": conditions,
-                "subject": made.subject.model_copy(update={**subject, "draft": draft}),
-            }
-        )  # fmt: skip
-        monkeypatch.setattr("edgekit.apps.bench.run.bench", lambda *_, made=made, **__: [made])
-        words = ["bench", str(opened.folder), "-w", "quick", "--share", str(file)]
-        if (status, draft) != ("valid", None):
-            assert "no undisturbed measurement" in measured.refused(lambda words=words: measured.invoked(words))
-            continue
-        assert measured.invoked(words).code == 0
-        text = file.read_text()
-        (found,) = read_shared(file).measurements
-        assert (found.device, found.processor, found.os) == ("fake", "AMD EPYC x", "Linux 6.1.0")
-        assert found.cases[0].decode_tokens_per_s[1] == pytest.approx(100)
-        assert not any(private in text for private in ("ann", "secret", "/", opened.sha256[:8]))
+    conditions = made.conditions.model_copy(update={"machine": "AMD EPYC/x", "os": "Linux 6.1.0-ann-laptop"})
+    made = made.model_copy(update={"conditions": conditions, "subject": made.subject.model_copy(update=subject)})
+    monkeypatch.setattr("edgekit.apps.bench.run.bench", lambda *_, **__: [made])
+    words = ["bench", str(opened.folder), "-w", "quick", "--share", str(file)]
+    assert measured.invoked(words).code == 0
+    (found,) = read_shared(file).measurements
+    assert (found.device, found.processor, found.os) == ("fake", "AMD EPYC x", "Linux 6.1.0")
+    assert found.cases[0].decode_tokens_per_s[1] == pytest.approx(100)
+    assert not any(private in file.read_text() for private in ("ann", "secret", "/", opened.sha256[:8]))
+    for disturbed in ({"status": "contended"}, {"subject": made.subject.model_copy(update={"draft": "ngram"})}):
+        made = made.model_copy(update=disturbed)
+        assert "no undisturbed measurement" in measured.refused(lambda: measured.invoked(words))
 
 
 def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
