@@ -186,7 +186,6 @@ def test_memory_that_an_app_had_is_learnt_with_the_runtimes(run: Run, tmp_path: 
         ({"device": "pixel-99"}, "unknown device 'pixel-99'"),
         ({"processor": "/home/ann"}, "processor"),
         ({"parameters": "1B"}, "parameters"),
-        ({"temperature_c": 4000.0}, "temperature_c"),
         ({"private_bytes": 1 << 45}, "is more than pixel-9 has"),
         ({"decode_tokens_per_s": [80.0, 90.0, 9500.0]}, "GB/s were read, and the memory of pixel-9 gives"),
         ({"decode_tokens_per_s": [95.0, 90.0, 80.0]}, "are not the lowest, the median and the highest"),

@@ -75,13 +75,12 @@ def test_a_floor_above_the_worst_row_is_refused(target: str, recipe: str, tmp_pa
     refused = edgekit("export", *words, *floor).exception
     assert isinstance(refused, DoesNotFit) and not (tmp_path / "out").exists()
     assert f"quality ~{row.same_top:.3f}, allowed" in str(refused)
-    quality = json.loads(edgekit("plan", *words, "--json").output)[0]["quality"]
-    assert quality["same_top"] >= row.same_top or recipe == "s8"  # calibrated, if it was measured so
 
 
 def test_a_measured_phone_is_not_promised_more() -> None:
     words = ("plan", "demo", "--device", "pixel-9")
     assert json.loads(edgekit(*words, "--min-quality", "0.98", "--json").output)[0]["recipe"]["name"] == "float16"
+    assert "XNNPACK stores float16 in 32 bits" in edgekit(*words, "--min-quality", "0.98").output
     found = edgekit(*words, "--recipe", "s8", "--explain").output
     assert "0.961 of top tokens kept, KL 0.0013 to 0.0016" in found and "source   measured on demo" in found
     assert "demo: s8 gptq on executorch, s8 rtn on executorch, held-out code, prose and chats" in found

@@ -26,7 +26,7 @@ def share(measured: Iterable[tuple[Measurement, Plan, str]], path: Path) -> int:
     found = []
     for one, plan, device in measured:
         is_plain = one.subject.draft is None and one.subject.sequences == 1
-        if one.status == "valid" and is_plain and any(map(_shown, one.cases)):
+        if one.status == "valid" and is_plain and any(map(_has_figures, one.cases)):
             try:
                 found.append(_shared(one, plan, device))
             except ValidationError as error:  # a device may answer anything
@@ -47,9 +47,7 @@ def _shared(one: Measurement, plan: Plan, device: str) -> SharedMeasurement:
     return SharedMeasurement(
         device=None if device in (THIS, THIS_CPU) else device,
         processor=_label(conditions.machine),
-        os=_label(
-            " ".join(re.findall(r"^\w+|\d+(?:\.\d+)*", conditions.os)[:2])
-        ),  # a kernel's name may say whose it is
+        os=_label(" ".join(re.findall(r"^\w+|\d+(?:\.\d+)*", conditions.os)[:2])),  # kernels are named after people
         day=conditions.measured_at[:10],
         engine=f"{plan.target}.{plan.backend}",
         versions={name: _label(version) for name, version in conditions.versions.items()},
@@ -61,7 +59,7 @@ def _shared(one: Measurement, plan: Plan, device: str) -> SharedMeasurement:
         threads=one.subject.threads,
         context=one.subject.context,
         kv_bits=one.subject.kv_bits,
-        cases=tuple(filter(None, map(_shown, one.cases))),
+        cases=tuple(map(_case, filter(_has_figures, one.cases))),
         private_bytes=memory.anonymous_bytes,
         peak_bytes=memory.peak_bytes,
         runtime_bytes=taken - model_bytes if taken is not None and taken > model_bytes else None,
@@ -71,15 +69,16 @@ def _shared(one: Measurement, plan: Plan, device: str) -> SharedMeasurement:
     )
 
 
-def _shown(case: CaseResult) -> SharedCase | None:
-    """Return the figures of a case; None if it has none."""
-    decode, prefill = case.summary.get("decode_tokens_per_s"), case.summary.get("prefill_tokens_per_s")
-    if decode is None or not case.bytes_per_token:
-        return None
+def _has_figures(case: CaseResult) -> bool:
+    return "decode_tokens_per_s" in case.summary and bool(case.bytes_per_token)
+
+
+def _case(case: CaseResult) -> SharedCase:
+    decode, prefill = case.summary["decode_tokens_per_s"], case.summary.get("prefill_tokens_per_s")
     return SharedCase(
         prompt_tokens=max(1, sum(case.prompt_tokens)),
         depth_tokens=case.depth_tokens,
-        step_bytes=case.bytes_per_token,
+        step_bytes=case.bytes_per_token or 0,
         decode_tokens_per_s=(decode.low, decode.median, decode.high),
         prefill_tokens_per_s=(prefill.low, prefill.median, prefill.high) if prefill else None,
     )

@@ -452,9 +452,11 @@ def test_what_was_measured_is_shared_without_what_is_private(
     assert (found.device, found.processor, found.os) == ("fake", "AMD EPYC x", "Linux 6.1.0")
     assert found.cases[0].decode_tokens_per_s[1] == pytest.approx(100)
     assert not any(private in file.read_text() for private in ("ann", "secret", "/", opened.sha256[:8]))
-    for disturbed in ({"status": "contended"}, {"subject": made.subject.model_copy(update={"draft": "ngram"})}):
-        made = made.model_copy(update=disturbed)
-        assert "no undisturbed measurement" in measured.refused(lambda: measured.invoked(words))
+    huge = made.cases[0].model_copy(update={"bytes_per_token": 1 << 60})
+    changes = {"step_bytes": {"cases": (huge,)}, "no undisturbed measurement": {"status": "contended"}}
+    for said, change in changes.items():
+        made = made.model_copy(update=change)
+        assert said in measured.refused(lambda: measured.invoked(words))
 
 
 def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
