@@ -16,7 +16,7 @@ from edgekit.artifact.export import ExportOptions, check_export, places_for
 from edgekit.artifact.export import export as build_one
 from edgekit.calibrating import calibration_for
 from edgekit.common.options import one_of, read_options
-from edgekit.common.progress import Progress, Reporter
+from edgekit.common.progress import Progress
 from edgekit.common.staging import refuse_existing
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
@@ -202,7 +202,7 @@ def export(
     asked = {name: value for name, value in given.items() if name not in ExportOptions.model_fields}
     built = {name: value for name, value in given.items() if name not in asked}
     options = one_of(options, ExportOptions, built)
-    source, plans = _planned(model_or_plan, device, asked, options.report)
+    source, plans = _planned(model_or_plan, device, asked, options)
     made, refused = build(source, list(zip(plans, places_for(plans, output), strict=True)), options)
     if refused:
         raise next(iter(refused.values()))
@@ -258,14 +258,15 @@ def _prepare_openings(artifacts: Sequence[Artifact], progress: Progress) -> None
 
 
 def _planned(
-    given: str | Path | Plan | Sequence[Plan], device: Device | None, options: Mapping[str, Any], report: Reporter
+    given: str | Path | Plan | Sequence[Plan], device: Device | None, asked: Mapping[str, Any], options: ExportOptions
 ) -> tuple[ModelSource, list[Plan]]:
     """Open the model and return it with its plans: the given ones, or new ones for `device`."""
     if isinstance(given, str | Path) and not str(given).endswith(".json"):
         source = open_source(given).with_own_integers()  # downloads them before they are planned
-        request = read_options(PlanRequest, options)
-        return source, list(make_plans(source, ["this" if device is None else device], request, announce=report.note))
-    named = [name for name, value in (("device", device), *options.items()) if value is not None]
+        request, chosen = read_options(PlanRequest, asked), ["this" if device is None else device]
+        note = options.report.note
+        return source, list(make_plans(source, chosen, request, announce=note, chosen_by=options))
+    named = [name for name, value in (("device", device), *asked.items()) if value is not None]
     if named:
         raise InvalidInput(f"{', '.join(named)}: the plan has decided this; leave it out, or give a model")
     if isinstance(given, str | Path):

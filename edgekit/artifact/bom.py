@@ -145,8 +145,8 @@ def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, fl
 def _figures(manifest: Manifest) -> Sequence[tuple[str, str, str]]:
     """Return quality figures as (name, value, basis); the basis says how and on which text they were obtained."""
     quality = manifest.plan.quality
-    if manifest.plan.model.encoder is not None:
-        return ()  # it predicts no tokens; its self-check compares hidden states
+    if manifest.plan.model.encoder is not None or quality.kl is None:
+        return ()  # an encoder predicts no tokens; its self-check compares hidden states
     basis = f"{'predicted' if quality.basis == 'prior' else quality.basis}: {quality.source}"
     return (
         ("KL divergence from the float model, nats per token", f"{quality.kl:g}", basis),

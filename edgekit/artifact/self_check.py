@@ -233,7 +233,9 @@ def _judge(ran: Ran, expected: NDArray[np.float32], again: Again) -> tuple[Agree
     alike = again.logits(kv_bits=ran.widest, int8_inputs=True)
     allowed = max(MAX_KL, MAX_KL_OF_ROUNDING * compare(alike, rounded).kl)
     if again.plan.recipe.is_native() and again.source is again.weights:
-        allowed += MAX_PREDICTED_LOSS * again.plan.quality.kl  # the files could not be read: its rounding is unknown
+        allowed += MAX_PREDICTED_LOSS * (
+            again.plan.quality.kl or 0.1
+        )  # the files could not be read: its rounding is unknown
     # Processors without products of integers do not round inputs, so either may be the nearer one.
     if not min(agreement.kl, compare(ran.logits, alike).kl) <= allowed:
         raise failed(

@@ -32,7 +32,7 @@ def export_here(source: ModelSource, context: int | None, target: str | None, ou
     announce(
         f"making {source.given} as {plan.built_as} for this machine: "
         f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "
-        f"{plan.context:,}, {plan.quality.same_top:.3f} of top tokens kept ({plan.quality.basis})"
+        f"{plan.context:,}, {plan.quality.show()} of top tokens kept"
     )
     effort: Effort | None = None if _has_integers(source, plan) else "quick"
     with progress_display() as progress:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from edgekit.cli._console import draw
-from edgekit.contracts.plan import Quality, Rejected
+from edgekit.contracts.plan import Rejected
 from edgekit.errors import DoesNotFit
 from edgekit.planner.table import distance, rows_of
 
@@ -29,14 +29,15 @@ def draw_rejected(rejected: Sequence[Rejected], title: str = "") -> None:
     rows = []
     for option in rejected:
         for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
-            known = show_quality(option.quality) if quality and option.quality else quality
-            rows.append((f"{target} {backend}".strip(), recipe, memory, speed, known, why))
+            rows.append((f"{target} {backend}".strip(), recipe, memory, speed, quality, why))
     draw(("not taken", "recipe", "memory", "tok/s", "quality", _WHY), rows, title=title, wraps_at=_WHY)
 
 
-def show_quality(quality: Quality) -> str:
-    """Format the share of top tokens kept, with a mark for a prior."""
-    return f"{'~' if quality.basis == 'prior' else ''}{quality.same_top:.3f}"
+def counted(rejected: Sequence[Rejected]) -> str:
+    """Count the rejected options that fit, and those that do not."""
+    failed = sum(1 for each in rejected if each.failures)
+    parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
+    return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
 
 
 def _nearest_ones(rejected: Sequence[Rejected]) -> Iterator[Rejected]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,11 +29,17 @@ from edgekit.contracts.device import (
     SourcedNumber,
     check_entitlements,
 )
+from edgekit.contracts.plan import Speed
+from edgekit.contracts.recipe import RECIPES
 from edgekit.device.catalogue import all_profiles, profile_sha256
 from edgekit.device.load import load_profile
 from edgekit.errors import UnknownName
+from edgekit.model.known_models import known_models
+from edgekit.planner.make import targets_for
+from edgekit.planner.speed import at_half
 
 _FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
+_SHOWN, _RECIPE, _CONTEXT = "Llama-3.2-1B-Instruct", "s4-g64", 4096  # of the speeds that are shown
 _COMPUTE = ("fp32_tflops", "fp16_tflops", "int8_tops", "cores")
 Profiles = Annotated[tuple[Path, ...], Option(metavar="DIR")]
 _OWN_PROFILES = "A folder of your own profiles."
@@ -115,11 +122,27 @@ def show(name: str, choice: DeviceOptions, as_json: bool) -> None:
     if choice.entitlements:
         check_entitlements(choice.entitlements, (device, *all_profiles(choice.profiles).values()))
     budgets = _budgets(device, choice.os_version, frozenset(choice.entitlements))
+    speeds = _speeds(device)
     if as_json:
         body = device.model_dump(mode="json")
-        _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": [_budget(*row) for row in budgets]})
+        shown, ranges = [_budget(*row) for row in budgets], {name: speed.show() for name, speed in speeds.items()}
+        _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": shown, "speeds": ranges})
     else:
-        _print_device(device, budgets)
+        _print_device(device, budgets, speeds)
+
+
+class CalibrationOptions(Frozen):
+    device: str | None = Field(default=None, description="The profile of what was measured on a machine without one.")
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@options(choice=CalibrationOptions)
+def calibrate(files: tuple[Path, ...], choice: CalibrationOptions) -> None:
+    """Write what FILES of `bench --share` or `lab share` measured into profiles of your own; plans predict by them."""
+    from edgekit.device.calibration import calibrate as written
+
+    click.echo("\n".join(written(files, choice.device)))
 
 
 _Row = tuple[str, str | None, Budget]
@@ -190,7 +213,19 @@ def _print_list(devices: list[DeviceProfile]) -> None:
     )
 
 
-def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
+def _speeds(device: DeviceProfile) -> dict[str, Speed]:
+    """Return the speed of a known model in 4 bits with each installed engine, whether or not the model fits."""
+    (model,) = (each.source().spec for each in known_models().models if each.id.endswith(f"/{_SHOWN}"))
+    speeds = {}
+    for name, target in targets_for(None).items():
+        for backend in device.targets.get(name, ()):
+            offer = target.offer(model, device, backend, RECIPES[_RECIPE])
+            bits = max(offer.capabilities.kv_bits)
+            speeds[f"{name} {backend}"] = at_half(model, offer, device, held_tokens=_CONTEXT, kv_bits=bits)
+    return speeds
+
+
+def _print_device(device: DeviceProfile, budgets: list[_Row], speeds: Mapping[str, Speed]) -> None:
     from rich.table import Table
 
     console = new_console()
@@ -206,6 +241,10 @@ def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
         fact = getattr(device, field)
         if fact is not None:
             table.add_row(field, _shown(fact), fact.confidence, fact.source)
+    for engine, figures in device.engines.items():
+        for name, number in (("bandwidth_gb_s", figures.bandwidth_gb_s), ("layer_ms", figures.layer_ms)):
+            if number is not None:
+                table.add_row(f"{engine} {name}", f"{number.value:.3g}", number.confidence, number.source)
     for limit in device.app_limits:
         charged = "" if limit.counts == "private" else "; mapped pages count"
         who = f" with {limit.entitlement}" if limit.entitlement else ""
@@ -218,6 +257,11 @@ def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
         amounts = f"{show_bytes(budget.private_bytes)} charged to it, {show_bytes(budget.total_bytes)} in memory"
         console.print(f"  {OS_TITLES[device.os]} {versions}{who}: {amounts}")
         console.print(f"    {budget.why}", style="dim")
+    if speeds:
+        title = f"Decoding of {_SHOWN} in {_RECIPE}, with {_CONTEXT // 2:,} tokens in the cache"
+        console.print(f"\n{title}", style="bold")
+    for engine, speed in speeds.items():
+        console.print(f"  {engine}: {speed.show()}")
     for note in device.notes:
         console.print(f"\nNote: {note}")
     console.print(f"\nsha256 {profile_sha256(device)}", style="dim")

@@ -70,7 +70,7 @@ def command(
     if len(devices.names()) == 1:
         check_place(files.output)  # with several devices, every plan names its own path
     source = open_source(model).with_own_integers()
-    plans = _plans(source, devices, request, files.plan)
+    plans = _plans(source, devices, request, files.plan, calibrating)
     with progress_display(as_json) as progress:
         chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
         jobs = list(zip(plans, places_for(plans, files.output), strict=True))
@@ -90,7 +90,9 @@ def command(
     return EdgekitError.exit_code if refused else 0
 
 
-def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file: Path | None) -> list[Plan]:
+def _plans(
+    source: ModelSource, devices: PlanDevices, request: PlanRequest, file: Path | None, chosen_by: ExportOptions
+) -> list[Plan]:
     if file is None:
         return list(
             make_plans(
@@ -101,6 +103,7 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
                 per_device=devices.per_device,
                 profiles=devices.profiles,
                 announce=announce,
+                chosen_by=chosen_by,
             )
         )
     given = dict.fromkeys(word for word in as_typed("devices", "request") if word.startswith("--"))
@@ -128,6 +131,8 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
         "bytes": sum(fact.bytes for fact in artifact.manifest.files.values()),
         "predicted_bytes": plan.estimate.total_bytes,
         "predicted_tokens_per_s": plan.speed.decode_tokens_per_s,
+        "range": plan.speed.decode.show(),
+        "origin": plan.speed.origin,
         "self_check": artifact.manifest.self_check,
     }
 
@@ -140,7 +145,7 @@ def _print(artifact: Artifact) -> None:
         f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}",
         f"  self-check: {artifact.manifest.self_check}",
         f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"
-        f" {plan.speed.decode_tokens_per_s:g} tok/s",
+        f" {plan.speed.show()}",
         *(f"  note: {note}" for note in plan.all_notes),
     ]
     click.echo(wrapped("\n".join(lines), 4, out=sys.stdout))

@@ -18,14 +18,14 @@ from edgekit.cli._console import WIDE_TABLE, draw, print_below
 from edgekit.cli._console import console as new_console
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
-from edgekit.cli._rejected import draw_rejected, show_quality, show_what_does_not_fit
+from edgekit.cli._rejected import counted, draw_rejected, show_what_does_not_fit
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.parsing import read_bytes
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import Plan, Rejected
+from edgekit.contracts.plan import Plan
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, may_export
@@ -173,7 +173,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
             plan.built_as,
             show_bytes(plan.estimate.total_bytes),
             plan.speed.decode.show(),
-            show_quality(plan.quality),
+            plan.quality.show(),
             show_bytes(plan.budget_bytes),
             _kept(plan),
         )
@@ -205,7 +205,6 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g}"
-    measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
     if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep
         if prefill:
             _print_line("speed", f"reads {speed.prefill_tokens_per_s:g} tok/s (predicted)")
@@ -213,7 +212,10 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         _print_line("speed", f"decode {speed.decode.show(' to ')} tok/s{prefill}{first}")
         if speed.origin is not None:
             _print_line("source", speed.origin)
-        _print_line("quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
+        low = "" if quality.kl_low is None else f"{quality.kl_low:.2g} to "
+        kept = "" if quality.same_top is None else f" of top tokens kept, KL {low}{quality.loss:.2g}"
+        _print_line("quality", f"{quality.show().removeprefix('~')}{kept}")
+        _print_line("source", quality.origin or ("measured" if quality.basis == "measured" else quality.source))
     if shown.explain:
         console.print(f"    quality: {quality.basis}: {quality.source}")
     for step in plan.ladder:
@@ -228,7 +230,7 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         console.print()
         draw_rejected(plan.rejected)
     elif plan.rejected:
-        _print_line("others", _counted(plan.rejected))
+        _print_line("others", counted(plan.rejected))
     absent = [name for name, target in targets_for(None).items() if plan.device == "this" and target.missing()]
     if absent:
         _print_line("absent", f"{', '.join(absent)}: not installed here (edgekit doctor says how)")
@@ -237,13 +239,6 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
 def _print_line(name: str, text: str) -> None:
     """Print one labelled line, wrapped under its text on a terminal."""
     print_below(f"{name:<8} {text}", 11)
-
-
-def _counted(rejected: tuple[Rejected, ...]) -> str:
-    """Count the rejected options that fit, and those that do not."""
-    failed = sum(1 for each in rejected if each.failures)
-    parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
-    return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
 
 
 def _lines(path: Path) -> list[str]:

@@ -60,6 +60,9 @@ GPU_BACKENDS = ("metal", "cuda", "vulkan", "coreml")
 THIS, THIS_CPU = "this", "this-cpu"  # names of this machine, with its GPU and without
 
 
+Spread = tuple[Annotated[float, Field(gt=0, le=0.9)], Annotated[float, Field(ge=1.1, le=100)]]
+
+
 class SourcedBytes(Frozen):
     """An amount of memory, e.g. `8GiB`."""
 
@@ -89,6 +92,8 @@ class EngineFigures(Frozen):
 
     bandwidth_gb_s: SourcedNumber | None = None  # None: `usable_bandwidth_gb_s`
     layer_ms: SourcedNumber | None = None  # of a step, for each layer; None: as the target says
+    # Calibrated with this engine: the lowest and highest speed, relative to the predicted one.
+    spread: Annotated[Spread | None, Field(exclude_if=not_)] = None
 
 
 class PublishedSpeed(Frozen):
@@ -181,6 +186,11 @@ class DeviceProfile(Frozen):
         bandwidths = (each.bandwidth_gb_s for each in known if each.bandwidth_gb_s)
         layers = (each.layer_ms for each in known if each.layer_ms)
         return next(bandwidths, self.usable_bandwidth_gb_s), next(layers, None)
+
+    def calibrated(self, target: str, backend: str) -> Spread | None:
+        """Return the spread of what was measured with this engine; None if it was not calibrated."""
+        figures = self.engines.get(f"{target}.{backend}")
+        return figures.spread if figures else None
 
     @property
     def cpu_cores(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from edgekit.common.bounds import (
     Version,
     Word,
 )
+from edgekit.contracts.device import Spread
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.head_spec import HeadSpec
@@ -96,7 +98,7 @@ class SpeedFacts(Frozen):
     # take arithmetic, so a quarter of the bytes is not read in a quarter of the time.
     cache_shares: tuple[tuple[Annotated[int, Field(ge=1, le=64)], Annotated[float, Field(gt=0, le=1)]], ...] = ()
     # The lowest and highest that devices of this class gave, relative to the prediction.
-    spread: tuple[Annotated[float, Field(gt=0, le=0.9)], Annotated[float, Field(ge=1.1, le=100)]] = (0.7, 1.3)
+    spread: Spread = (0.7, 1.3)
     is_timed: bool = False  # on this machine
     source: Text
 
@@ -175,6 +177,10 @@ class Speed(Frozen):
         """Decoded tokens a second, as a range."""
         return SpeedRange(*(self.decode_range or (self.decode_tokens_per_s,) * 3))
 
+    def show(self) -> str:
+        """Return the range of decoding and its source."""
+        return f"{self.decode.show(' to ')} tok/s" + (f" ({self.origin})" if self.origin else "")
+
     def decoding_at(self, tokens_per_s: float) -> Speed:
         """Return the speed with another expected rate and the same spread."""
         scale = tokens_per_s / self.decode_tokens_per_s
@@ -185,10 +191,22 @@ class Speed(Frozen):
 class Quality(Frozen):
     """Predicted or measured loss against the float model."""
 
-    kl: Amount  # mean divergence, nats per token
-    same_top: Share  # of tokens on which both models rank the same token first
+    kl: Amount | None  # mean divergence, nats per token: the highest that was measured; None: nothing was
+    same_top: Share | None  # of tokens on which both models rank the same token first: the lowest
+    kl_low: Amount | None = Field(None, exclude_if=lambda value: value is None)
     basis: Literal["prior", "measured"]
+    origin: Text | None = Field(None, exclude_if=lambda value: value is None)  # of a prior: what was measured
     source: Text
+
+    @property
+    def loss(self) -> float:
+        """The KL, by which recipes are ordered; infinite if nothing was measured."""
+        return math.inf if self.kl is None else self.kl
+
+    def show(self) -> str:
+        """Return the share of top tokens kept, with a mark for a prior."""
+        mark = "~" if self.basis == "prior" else ""
+        return "not measured" if self.same_top is None else f"{mark}{self.same_top:.3f}"
 
 
 class Quantisation(Frozen):

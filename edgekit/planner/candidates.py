@@ -7,7 +7,7 @@ from typing import NamedTuple
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.memory import MemoryLoad
-from edgekit.contracts.plan import Estimate, Quality, Speed, Violation
+from edgekit.contracts.plan import Estimate, Method, Quality, Speed, Violation
 from edgekit.contracts.quality_measurements import QualityFacts
 from edgekit.contracts.target import Offer, Target
 from edgekit.contracts.token_costs import touched_weight_bytes
@@ -39,6 +39,7 @@ class PlanSubject(NamedTuple):
     draft_source: str | None = None
     drafter: HeadSpec | None = None  # the drafting head that is sealed with the model
     measured: QualityFacts = QualityFacts()  # of this model's recipes
+    method: Method = "rtn"  # by which an export will choose integers of 4 bits
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
     notes: tuple[str, ...] = ()  # on how the source was read
@@ -98,7 +99,7 @@ def price(
         bandwidth = reached.value * 1e9 * offer.speed.bandwidth_share
         predicted = with_host_layers(predicted, read, share, bandwidth)
     measured = subject.measured.find(offer.recipe, offer.target, offer.backend)
-    quality = measured.quality if measured else prior(offer.recipe, model.parameters)
+    quality = measured.quality if measured else prior(offer.recipe, model, offer.target, subject.method)
     violations = tuple(_violations(model, offer, setting, estimate, predicted, quality, budget, request))
     facts = (measured.fact,) if measured else ()
     return Candidate(offer, setting, estimate, predicted, quality, violations, facts, layers)
@@ -182,8 +183,8 @@ def _violations(
         violations.append(Violation("adapters", "none", f"rank {request.adapter_rank}"))
     if request.drafter and "drafting heads" not in able.features:
         violations.append(Violation("drafter", "no hidden states of the model", "those that the head reads"))
-    if request.min_quality is not None and quality.same_top < request.min_quality:
-        violations.append(Violation("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{request.min_quality:g}"))
+    if request.min_quality is not None and not (quality.same_top or 0.0) >= request.min_quality:
+        violations.append(Violation("quality", quality.show(), f"{request.min_quality:g}"))
     floor = request.min_tokens_per_second
     if floor is not None and predicted.decode.low < floor:
         violations.append(Violation("speed", f"{predicted.decode.low:g} tok/s", f"{floor:g} tok/s"))

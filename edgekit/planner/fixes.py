@@ -46,18 +46,16 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
         or_window = ", or a window" if violation.what == "context" else ""
         furthest = furthest_context(model, candidate.offer.capabilities)
         return f"{violation.what} {candidate.setting.held_tokens} → {furthest}{or_window}"
-    if violation.what == "offer":
-        return "another target or backend"
-    if violation.what == "target":
-        return f"--target {candidate.offer.target}"
-    if violation.what == "cache bits":
-        return f"--kv-bits {min(candidate.offer.capabilities.kv_bits)}, or another target or backend"
-    if violation.what == "exits":
-        return "another target or backend, or no --exit"
-    if violation.what == "drafter":
-        return "onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter"
-    if violation.what == "GPU layers":
-        return "llamacpp on a device with a GPU, with as many layers as the model has, or no --gpu-layers"
+    fixed = {
+        "offer": "another target or backend",
+        "target": f"--target {candidate.offer.target}",
+        "cache bits": f"--kv-bits {min(candidate.offer.capabilities.kv_bits)}, or another target or backend",
+        "exits": "another target or backend, or no --exit",
+        "drafter": "onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter",
+        "GPU layers": "llamacpp on a device with a GPU, with as many layers as the model has, or no --gpu-layers",
+    }
+    if violation.what in fixed:
+        return fixed[violation.what]
     if violation.what == "adapters" and candidate.offer.recipe.smooth and candidate.offer.capabilities.adapters:
         return f"recipe {candidate.offer.recipe.plain_name}, whose weights adapters fit"
     if violation.what == "adapters":
@@ -135,7 +133,7 @@ def _smaller_recipe(candidate: Candidate, search: FixSearch) -> str | None:
         and search.over(other := search.price(offer, candidate.setting)) <= 0
         and not other.violations
     ]
-    best = min(passing, key=lambda other: other.quality.kl, default=None)
+    best = min(passing, key=lambda other: other.quality.loss, default=None)
     return f"recipe {best.offer.recipe.name}" if best else None
 
 
@@ -146,9 +144,9 @@ def _other_recipe(candidate: Candidate, what: str, search: FixSearch) -> str | N
     if not fitting:
         return None
     nearest = (
-        max(fitting, key=lambda other: other.quality.kl)
+        max(fitting, key=lambda other: other.quality.loss)
         if what == "quality"
-        else min(fitting, key=lambda other: other.quality.kl)
+        else min(fitting, key=lambda other: other.quality.loss)
     )
     return f"recipe {nearest.offer.recipe.name}"
 

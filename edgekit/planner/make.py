@@ -10,9 +10,9 @@ from edgekit.common.log import log
 from edgekit.common.parsing import parse_json, read_bytes, validate
 from edgekit.contracts.device import THIS, DeviceProfile, check_entitlements
 from edgekit.contracts.neutral import NeutralManifest, is_neutral, read_manifest
-from edgekit.contracts.plan import PLAN_VERSION, Plan
+from edgekit.contracts.plan import PLAN_VERSION, Method, Plan
 from edgekit.contracts.quality_measurements import read_quality_facts
-from edgekit.contracts.recipe import named_recipe, with_budget
+from edgekit.contracts.recipe import Recipe, named_recipe, with_budget
 from edgekit.contracts.target import Target
 from edgekit.device.catalogue import all_profiles
 from edgekit.device.engine_speeds import engine_speeds, measures
@@ -24,9 +24,12 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
+from edgekit.quant.effort import calibration_text
+from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
+_USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes less than a quarter of an hour
 
 
 def make_plans(
@@ -39,12 +42,14 @@ def make_plans(
     profiles: Sequence[Path] = (),
     announce: Callable[[str], None] | None = None,
     may_measure: bool = True,
+    chosen_by: QuantOptions | None = None,
 ) -> tuple[Plan, ...]:
     """Return one plan per device, in order. Raises `DoesNotFit` with the table of all candidates.
 
     `model` is an opened model, or a name or path for `open_source`. A device is a name, the path of a profile, `this`,
     or a profile; `profiles` are further folders with profiles. For `this`, the installed engines are timed once for
-    models of this size, if `may_measure`; `announce` is called with a message before.
+    models of this size, if `may_measure`; `announce` is called with a message before. `chosen_by` tells
+    how an export will choose integers, if not by default.
     """
     source = model if isinstance(model, ModelSource) else open_source(model)
     request = request or PlanRequest()
@@ -66,6 +71,7 @@ def make_plans(
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
+    subject = subject._replace(method=_method(source, neutral, request.recipe, chosen_by))
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -104,6 +110,23 @@ def _subject(
         notes=source.notes,
         rounded_notes=rounded,
     )
+
+
+def _method(
+    source: ModelSource, neutral: NeutralManifest | None, recipe: Recipe | None, chosen_by: QuantOptions | None
+) -> Method:
+    """Return the method by which integers of 4 bits were or will be chosen; before an export, on a usual machine."""
+    if neutral is not None:
+        return neutral.quantisation.method
+    recipe = recipe or named_recipe("balanced")
+    if not any(rule.format.kind == "s4" for rule in recipe.rules):
+        return "rtn"
+    if chosen_by is None:
+        return "gptq" if source.spec.parameters <= _USUALLY_CALIBRATED and not source.spec.encoder else "rtn"
+    if chosen_by.calibrate is not None:
+        return chosen_by.method or "gptq"
+    text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
+    return "rtn" if text is None else chosen_by.method or "gptq"
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

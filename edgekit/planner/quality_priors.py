@@ -1,98 +1,105 @@
-"""Priors: the quality loss expected of a recipe until it is measured for a model, with sources.
+"""Priors: the loss expected of a recipe until it is measured for a model. It is the worst that was measured like it.
 
-Small models lose more than large ones. A model that is near a measured one in size gets that one's figures as its
-prior, and the other recipes' in proportion, so that they compare. A measurement of the model itself replaces the prior.
+`python -m examples.benchmarks.measured_page` writes the rows, from the results that are stored beside it.
 """
 
 from __future__ import annotations
 
 import math
-from statistics import fmean
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib.resources import files
+from itertools import chain
 
-from edgekit.contracts.plan import Quality
+from pydantic import TypeAdapter
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Amount, Count, Share, Text, Word
+from edgekit.contracts.plan import Method, Quality
 from edgekit.contracts.recipe import Recipe
+from edgekit.model.spec import ModelSpec
 
-_LLAMA_CPP = "Llama-3-8B on wikitext-2, llama.cpp tools/perplexity README"
-_GROUPS = f"{_LLAMA_CPP}: Q4_K_M, the nearest calibrated 4-bit format"
-_SCALED = f"{_GROUPS}; scaled by the ratio of calibrated group sizes on a small model"
-
-# Mean KL divergence and share of equal top tokens. Where KL was scaled by r, the share of changed tokens was by √r.
-PRIORS: dict[str, Quality] = {
-    "float32": Quality(kl=0.0, same_top=1.0, basis="prior", source="nothing is rounded"),
-    "float16": Quality(kl=0.00001, same_top=0.999, basis="prior", source="rounding to 11 bits, derived"),
-    "s8": Quality(kl=0.0014, same_top=0.977, basis="prior", source=f"{_LLAMA_CPP}: Q8_0"),
-    "mixed-4.5": Quality(kl=0.0344, same_top=0.915, basis="prior", source=f"{_SCALED}: 1.1"),
-    "balanced": Quality(kl=0.0265, same_top=0.925, basis="prior", source=f"{_SCALED}: 5.5/6.5"),
-    "s4-g32": Quality(kl=0.0313, same_top=0.919, basis="prior", source=_GROUPS),
-    "s4-g64": Quality(kl=0.0402, same_top=0.908, basis="prior", source=f"{_SCALED}: 9/7"),
-    "s4-g128": Quality(kl=0.0492, same_top=0.898, basis="prior", source=f"{_SCALED}: 11/7"),
-    "mxfp4": Quality(kl=0.0916, same_top=0.861, basis="prior", source=f"{_SCALED}: not calibrated, 67/42 of Q4_0"),
-    "nvfp4": Quality(kl=0.0668, same_top=0.882, basis="prior", source=f"{_SCALED}: not calibrated, 39/42 of Q4_0"),
-    "affine3": Quality(kl=0.25, same_top=0.77, basis="prior", source="not calibrated, recalled from 3-bit formats"),
-    "affine5": Quality(kl=0.0108, same_top=0.952, basis="prior", source=f"{_LLAMA_CPP}: Q5_K_M"),
-    "affine6": Quality(kl=0.0055, same_top=0.96, basis="prior", source=f"{_LLAMA_CPP}: Q6_K"),
-}
+FLOAT32 = "float32"  # the reference decoder: stored weights lose as much with every target, or more
+_SAME_SIZE = math.log(4.0)  # the largest ratio of parameter counts at which figures carry over
+_ROUNDED = ("rtn", "none")  # a calibrated method loses less than these, where it was not measured
+_AS_IS = Quality(kl=0.0, same_top=1.0, basis="prior", source="against the source, whose own integers are kept")
 
 
-class MeasuredModel(NamedTuple):
-    """The loss of a calibrated recipe on held-out code, prose and chats (examples/benchmarks/results/quality.json)."""
+class QualityRow(Frozen):
+    """What one model lost, with one recipe, method and target's arithmetic, on held-out texts."""
 
-    name: str
-    parameters: int
-    kl: tuple[float, float, float]
-    same_top: tuple[float, float, float]
-
-
-_MEASURED_RECIPE = "balanced"
-MEASURED: dict[str, tuple[MeasuredModel, ...]] = {
-    _MEASURED_RECIPE: (
-        MeasuredModel("demo", 11_015_040, (0.0046, 0.0065, 0.0063), (0.9575, 0.9624, 0.9458)),
-        MeasuredModel("SmolLM2-135M-Instruct.Q4_1", 134_515_008, (0.0412, 0.0529, 0.0623), (0.896, 0.8955, 0.8501)),
-        MeasuredModel("gemma-3-270m-Q4_K_M", 268_098_176, (0.0403, 0.0431, 0.0542), (0.8843, 0.8848, 0.8525)),
-    ),
-}
-_SAME_SIZE = 4.0  # most ratio of parameter counts at which figures carry over
-_KEPT = Quality(kl=0.0, same_top=1.0, basis="prior", source="against the source, whose own integers are kept")
-_UNKNOWN = Quality(kl=0.1, same_top=0.86, basis="prior", source="an unknown recipe: as 4 bits uncalibrated")
+    model: Text
+    family: Text
+    parameters: Count
+    target: Word  # or FLOAT32
+    recipe: Text
+    method: Method
+    kl: tuple[Amount, Amount]  # mean nats a token: of the text that lost least, and of the one that lost most
+    same_top: Share  # of the text that kept fewest top tokens
 
 
-def prior(recipe: Recipe, parameters: int) -> Quality:
-    """Return a recipe's prior for a model with `parameters`; for a custom recipe, the prior of its coarsest rule."""
+@cache
+def quality_rows() -> tuple[QualityRow, ...]:
+    """Return all stored rows."""
+    text = files("edgekit.planner").joinpath("quality_rows.json").read_bytes()
+    return TypeAdapter(tuple[QualityRow, ...]).validate_json(text)
+
+
+def prior(recipe: Recipe, model: ModelSpec, target: str, method: Method) -> Quality:
+    """Return the worst measured loss of a recipe, with the range of KL.
+
+    Rows of models near in size count, of the same family if there are any; without one near, the rows of all models. A
+    recipe that was not measured itself counts as the worst of its formats.
+    """
+    if recipe.is_as_is:
+        return _AS_IS
     if recipe.keeps is not None:
-        is_rounded = any(rule.format.kind == "s8" and rule.format.scales is None for rule in recipe.rules)
-        return PRIORS["s8"] if is_rounded else _KEPT
-    near = min(MEASURED[_MEASURED_RECIPE], key=lambda each: _distance(each, parameters))
-    is_near = _distance(near, parameters) <= math.log(_SAME_SIZE)
-    if is_near and recipe.plain_name == _MEASURED_RECIPE:
-        return _as_measured(near)
-    named = [PRIORS.get(str(rule.format), _UNKNOWN) for rule in recipe.rules]
-    usual = PRIORS.get(recipe.plain_name) or max(named, key=lambda quality: quality.kl, default=PRIORS["float16"])
-    return _in_proportion(usual, near) if is_near and usual.kl > PRIORS["float16"].kl else usual
+        names: Sequence[tuple[str, ...]] = (("s8",),)  # as coarse or coarser, where inputs are rounded too
+    elif recipe.plain_name in {row.recipe for row in quality_rows()}:
+        names = ((recipe.name,), (recipe.plain_name,))
+    else:
+        formats = {rule.format for rule in recipe.rules}
+        names = (tuple(sorted(str(each) if each.kind == "s4" else each.kind for each in formats)),)
+    has_four_bits = any(rule.format.kind == "s4" for rule in recipe.rules)
+    return _worst(tuple(names), model.name, model.family, model.parameters, target, method if has_four_bits else None)
 
 
-def _in_proportion(usual: Quality, near: MeasuredModel) -> Quality:
-    """Scale a prior by how much more or less than its own prior the measured recipe lost on a model of this size."""
-    measured, expected = _as_measured(near), PRIORS[_MEASURED_RECIPE]
-    changed = (1 - usual.same_top) * (1 - measured.same_top) / (1 - expected.same_top)
-    return usual.model_copy(
-        update={
-            "kl": float(f"{usual.kl * measured.kl / expected.kl:.3g}"),
-            "same_top": round(max(0.0, 1 - changed), 3),
-            "source": f"{usual.source}; scaled as {_MEASURED_RECIPE} on {near.name}",
-        }
-    )
-
-
-def _distance(measured: MeasuredModel, parameters: int) -> float:
-    return abs(math.log(measured.parameters / parameters))
-
-
-def _as_measured(near: MeasuredModel) -> Quality:
-    by_kind = ", ".join(f"{kl:.4f} on {kind}" for kind, kl in zip(("code", "prose", "chats"), near.kl, strict=True))
+@lru_cache(maxsize=1024)
+def _worst(
+    names: tuple[tuple[str, ...], ...], model: str, family: str, parameters: int, target: str, method: Method | None
+) -> Quality:
+    found: dict[str, list[QualityRow]] = {}
+    for name in dict.fromkeys(row.model for row in quality_rows()):
+        own = [row for row in quality_rows() if row.model == name]
+        parts = ([_under(own, part, target, method) for part in each] for each in names)
+        found[name] = next((list(chain(*each)) for each in parts if all(each)), [])
+    measured = [rows for rows in found.values() if rows]
+    near = [rows for rows in measured if abs(math.log(rows[0].parameters / parameters)) <= _SAME_SIZE]
+    alike = [rows for rows in near if rows[0].family == family]
+    rows = list(chain(*(alike or near or measured)))
+    what = " or ".join(" and ".join(each) for each in names)
+    if not rows:
+        return Quality(kl=None, same_top=None, basis="prior", source=f"{what} was not measured on any model")
+    models = " and ".join(dict.fromkeys(row.model for row in rows))
+    if any((row.model, row.parameters) == (model, parameters) for row in rows):
+        origin = f"measured on {models}"
+    else:
+        origin = f"as {models}, near in size{' and family' if alike else ''}" if near else "the worst of other sizes"
+    seen = ", ".join(sorted({f"{row.recipe} {row.method} on {row.target}" for row in rows}))
     return Quality(
-        kl=float(f"{fmean(near.kl):.3g}"),
-        same_top=round(fmean(near.same_top), 3),
+        kl=max(row.kl[1] for row in rows),
+        kl_low=min(row.kl[0] for row in rows),
+        same_top=min(row.same_top for row in rows),
         basis="prior",
-        source=f"measured on {near.name}, calibrated: KL {by_kind}",
+        origin=origin,
+        source=f"{models}: {seen}, held-out code, prose and chats",
     )
+
+
+def _under(rows: Sequence[QualityRow], recipe: str, target: str, method: Method | None) -> list[QualityRow]:
+    """Return a model's rows of one recipe and method on a target; of all targets, if this one has none."""
+    same = [row for row in rows if row.recipe == recipe and (method is None or row.method in (method, *_ROUNDED))]
+    own = [row for row in same if row.target == target]
+    chosen = [row for row in own if row.method == method] or own
+    methods = {row.method for row in chosen}
+    return [*chosen, *(row for row in same if row.target == FLOAT32 and row.method in methods)] if chosen else same

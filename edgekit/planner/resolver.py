@@ -200,7 +200,7 @@ def _preference(subject: PlanSubject, candidate: Candidate, request: PlanRequest
         return -candidate.speed.decode_tokens_per_s
     if request.prefer == "memory":
         return candidate.estimate.total_bytes + (candidate.estimate.gpu_bytes or 0)
-    return candidate.quality.kl
+    return candidate.quality.loss
 
 
 def _shared(

@@ -29,7 +29,9 @@ def predict(
     cache = kv_bytes(model, read_tokens, kv_bits)
     cache_share = dict(facts.cache_shares).get(kv_bits, 1.0)
     reached, layer_ms = device.engine_figures(offer.target, offer.backend)
-    bandwidth = reached.value * 1e9 * facts.bandwidth_share
+    calibrated = device.calibrated(offer.target, offer.backend)
+    share = 1.0 if calibrated else facts.bandwidth_share
+    bandwidth = reached.value * 1e9 * share
     reading_s = (weights + cache / cache_share) / bandwidth
     compute, name = _compute(device, facts, offer.recipe)
     one_row = 0.0 if compute is None or offer.recipe.is_exact() else compute * facts.row_share
@@ -41,7 +43,7 @@ def predict(
     prompt_s = None if compute is None else operations_per_token(model) * prompt_tokens / compute + added_s
     basis = (
         f"decode: {weights / 1e6:,.0f} MB of weights and {cache / 1e6:,.0f} MB of cache a token"
-        f" over {bandwidth / 1e9:.3g} GB/s ({reached.value:g} reached × {facts.bandwidth_share:g})"
+        f" over {bandwidth / 1e9:.3g} GB/s ({reached.value:g} reached × {share:g})"
     )
     if cache_share != 1:
         basis += f", the cache of {kv_bits} bits at {cache_share:g} of that"
@@ -71,6 +73,8 @@ def _origin(offer: Offer, device: DeviceProfile, reached: SourcedNumber) -> tupl
     low, high = offer.speed.spread
     if offer.speed.is_timed:
         return "measured on this machine", _TIMED
+    if calibrated := device.calibrated(offer.target, offer.backend):
+        return "measured on this device with this engine", calibrated
     if any(row.engine == f"{offer.target}.{offer.backend}" for row in device.measured):
         return "published for this chip and engine", _SAME_CHIP
     if reached.confidence == "recalled":  # nobody published it, so it may be off as much again

@@ -45,7 +45,7 @@ def rows_of(candidate: Rejected) -> list[tuple[str, ...]]:
         show_bytes(estimate.total_bytes) if estimate else "",
         show_bytes(estimate.private_bytes) if estimate else "",
         speed.decode.show() if speed else "",
-        f"{quality.same_top:.3f}" if quality else "",
+        quality.show() if quality else "",
         (why or [candidate.reason])[0],
     )
     return [first, *(("",) * (len(_HEAD) - 1) + (line,) for line in why[1:])]

@@ -1,10 +1,14 @@
-"""Writes the tables and pictures of docs/measured.md, and the tables of three more pages.
+"""Writes the tables and pictures of docs/measured.md, the tables of three more pages, and what plans expect of recipes.
 
     python -m examples.benchmarks.measured_page
 
 They come from the files of `results/`: `engine_turns_*.json` (engine_turns.py), `peers.json` (onnx_peers.py),
 `memory.json` (memory_contract.py), `quality.json` (quantisation_figures.py), `real_models.jsonl` (real_models.py) and
 `speculation.json` (speculation_figures.py).
+`edgekit/planner/quality_rows.json` has a row for each that was measured in the last two, with its worst text. Rows that
+were rounded to the nearest are of an older date; their integers are still the same, bit for bit (`weights`), and so is
+what an engine makes of them. Older rows of the default were replaced when gptq began to give other integers.
+
 A table stands between `<!-- NAME -->` and `<!-- end -->`. Sizes are bytes of files; a MB is a million bytes.
 """
 
@@ -17,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+from edgekit.contracts.recipe import NATIVE_RECIPES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -36,6 +42,8 @@ MODELS = {
     "gemma3": ("gemma-3-270m-Q4_K_M", "Gemma 3 270M"),
     "demo": ("demo", "demo, 11 M"),
 }
+SPECS = {"smollm2": ("llama", 134_515_008), "gemma3": ("gemma3_text", 268_098_176), "demo": ("llama", 11_015_040)}
+QUALITY_ROWS = ROOT / "edgekit/planner/quality_rows.json"
 SAMPLINGS = ("greedy", "temperature 0.7")
 DRAFTERS = {
     "auto": "`auto`",
@@ -57,9 +65,12 @@ def stored(name: str) -> dict[str, Any]:
 
 
 def real_models() -> dict[tuple[str, str, str], Row]:
-    """Rows of real models by model, target and recipe."""
-    rows = map(json.loads, (RESULTS / "real_models.jsonl").read_text().splitlines())
-    return {(row["model"], row["target"], row["recipe"]): row for row in rows}
+    """Rows of real models by model, target and recipe; calibrated ones only of the default."""
+    return {(row["model"], row["target"], row["recipe"]): row for row in stored_rows() if row["effort"] != "normal"}
+
+
+def stored_rows() -> list[Row]:
+    return [json.loads(line) for line in (RESULTS / "real_models.jsonl").read_text().splitlines()]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -181,6 +192,36 @@ def loss(what: str, row: Row, file_bytes: int) -> Loss:
     kl = tuple(fmean(row["text"][kind]["kl"]) for kind in KINDS)
     same_top = fmean(fmean(row["text"][kind]["same_top"]) for kind in KINDS)
     return Loss(what, file_bytes, kl, same_top, what.startswith(EDGEKIT))
+
+
+def quality_rows() -> list[Row]:
+    """What plans expect of recipes: each measured model, target, recipe and method, with its worst text."""
+    found: list[Row] = []
+
+    def add(model: str, target: str, recipe: str, method: str, kl: list[float], same_top: list[float]) -> None:
+        family, parameters = SPECS[model]
+        name = MODELS[model][1].partition(",")[0]
+        ends = [float(f"{each:.3g}") for each in (min(kl), max(kl))]
+        place = {"model": name, "family": family, "parameters": parameters, "target": target, "recipe": recipe}
+        found.append({**place, "method": method, "kl": ends, "same_top": int(min(same_top) * 1e4) / 1e4})
+
+    for row in stored_rows():
+        texts = (row.get("quality") or {}).values()
+        if texts:
+            losses_ = [each["kl_mean"] for each in texts], [each["same_top"] for each in texts]
+            add(row["model"], row["target"], row["stored_as"], row["method"], *losses_)
+    names = {name: model for model, (name, _) in MODELS.items()}
+    for row in stored("quality.json")["rows"]:  # llama.cpp's own files have no recipe
+        recipe = "s4-g32" if " at the bytes of " in row["recipe"] else row["recipe"]  # which loses as much, or more
+        if row["activations"] == "float" and recipe in (*NATIVE_RECIPES, "balanced", "s4-g32"):
+            texts = row["text"].values()
+            losses_ = [fmean(each["kl"]) for each in texts], [fmean(each["same_top"]) for each in texts]
+            add(names[row["model"]], "float32", recipe, row["method"], *losses_)
+    return sorted(found, key=lambda row: [str(each) for each in row.values()])
+
+
+def quality_rows_text() -> str:
+    return "[\n " + ",\n ".join(map(json.dumps, quality_rows())) + "\n]\n"
 
 
 def quality_table() -> str:
@@ -351,6 +392,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 def main() -> None:
     for page in PAGES:
         page.write_text(written(page.read_text()))
+    QUALITY_ROWS.write_text(quality_rows_text())
     for name, picture in PICTURES.items():
         (ROOT / "docs" / name).write_text(picture())
 

@@ -24,6 +24,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from edgekit import QuantOptions
@@ -31,7 +32,7 @@ from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import is_gguf, write_file
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.recipe import Recipe, named_recipe, weight_bytes, with_budget
+from edgekit.contracts.recipe import NATIVE_RECIPES, Recipe, named_recipe, weight_bytes, with_budget
 from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
@@ -78,6 +79,7 @@ def cases() -> list[Case]:
     found = [Case(name, LLAMA_CPP) for name in FORMATS]
     for name in ("balanced", "s4-g32", "s4-g128"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
+    found += [Case(name, "none") for name in NATIVE_RECIPES]
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
     found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "Q4_K_M")]
     found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
@@ -220,6 +222,21 @@ def floats_and_bytes(source: ModelSource, file: Path) -> tuple[dict[str, torch.T
         return floats, sum(stored.entries[name].bytes for name in floats)
 
 
+def native_floats(source: ModelSource, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The weights as MLX reads its own formats back; matrices of a width that it cannot pack stay float."""
+    import mlx.core as mx
+    from edgekit_mlx.layout import packing_of
+
+    floats = floats_of(source)
+    for tensor in source.spec.tensors():
+        packing = packing_of(tensor, recipe.format_of(tensor))
+        if packing is not None:
+            how: dict[str, Any] = packing.config()
+            packed = mx.quantize(mx.array(floats[tensor.name].numpy()), **how)
+            floats[tensor.name] = torch.from_numpy(np.array(mx.dequantize(*packed, **how).astype(mx.float32)))
+    return floats
+
+
 class Subject(NamedTuple):
     """Weights to measure."""
 
@@ -234,6 +251,8 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         floats, size = floats_and_bytes(source, file)
         return Subject(floats.__getitem__, size, file.stat().st_size)
     recipe = recipe_of(source, case.recipe, options)
+    if recipe.is_native():
+        return Subject(native_floats(source, recipe).__getitem__, weight_bytes(source.spec, recipe))
     calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
     text = (
         calibration_for(source, [recipe], QuantOptions(calibrate=DEFAULT_TEXT, samples=options.samples))

@@ -100,7 +100,7 @@ def exported(row: Row, artifact: Path) -> Row:
         "device": device,
         "self_check": manifest["self_check"],
         "stored_as": manifest["plan"]["recipe"]["name"],
-        "method": manifest["plan"]["quantisation"]["method"],
+        "method": (manifest["plan"]["quantisation"] or {"method": "none"})["method"],  # none: llama.cpp chose
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
         "weights": manifest["weights_sha256"],
     }

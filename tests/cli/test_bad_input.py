@@ -89,7 +89,7 @@ def test_unusual_file_names_work(
     "arguments",
     [
         ["quantize", "demo", "-r", "balanced"],
-        ["export", "demo", "--recipe", "s4-g32", *PI],
+        ["export", "demo", "--recipe", "s4-g32", "--effort", "normal", *PI],
         ["quantize", "demo", "-r", "s8", "--threads=1"],
     ],
     ids=lambda value: value[0],

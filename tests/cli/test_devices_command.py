@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from edgekit_executorch import ExecutorchTarget
 
 from edgekit.cli import main
+from edgekit.contracts.recipe import RECIPES
+from edgekit.device.load import load_profile
+from edgekit.model.source import open_source
+from edgekit.planner.candidates import PlanSubject
+from edgekit.planner.resolver import as_measured
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +84,8 @@ def test_show_prints_every_figure_with_source_and_confidence(run: Run) -> None:
     body = json.loads(run("show", "ipad-8gb", "--json").out)
     assert body["profile"]["ram"]["confidence"] == "documented" and len(body["sha256"]) == 64
     assert len(body["budgets"]) == len(body["profile"]["app_limits"])
+    assert "tok/s (" in body["speeds"]["llamacpp metal"]
+    assert f"llamacpp metal: {body['speeds']['llamacpp metal']}" in answer.out
 
 
 @pytest.mark.parametrize(("version", "private_bytes"), [("26.3", 6_000_000_000), ("26.4", 3_000_000_000)])
@@ -120,6 +128,90 @@ def test_show_reads_a_file_and_a_folder(run: Run) -> None:
 def test_a_mistake_is_a_clear_line_and_exit_code_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
     answer = run(*arguments)
     assert answer.code == 2 and message in answer.err and "Traceback" not in answer.err
+
+
+SHARED = {
+    "device": "pixel-9", "processor": "Tensor G4", "os": "Android 16", "day": "2026-11-01",
+    "engine": "executorch.xnnpack", "versions": {"executorch": "1.0.0"}, "family": "llama", "parameters": 134_515_008,
+    "layers": 30, "hidden_size": 576, "recipe": "s8", "threads": 3, "context": 2048, "kv_bits": 32,
+    "private_bytes": 10**8, "peak_bytes": 2 * 10**8, "runtime_bytes": None, "power": "battery", "temperature_c": 31.5,
+    "others_share": 0.01, "cases": [],
+}  # fmt: skip
+CASE = {"prompt_tokens": 64, "depth_tokens": 0, "step_bytes": 140_000_000, "decode_tokens_per_s": [80.0, 90.0, 95.0]}
+
+
+def test_shared_figures_become_a_profile_by_which_plans_predict(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    ones = []
+    for size, layers in ((1_300_000_000, 16), (140_000_000, 30)):
+        rates = [share / (size / 30e9 + layers * 0.0002) for share in (0.85, 1, 1.2)]
+        ones.append(SHARED | {"layers": layers, "cases": [CASE | {"step_bytes": size, "decode_tokens_per_s": rates}]})
+    file.write_text(json.dumps({"version": 1, "measurements": ones}))
+    said = run("calibrate", str(file))
+    assert said.code == 0 and "pixel-9: executorch.xnnpack bandwidth" in said.out and "30 GB/s (25.5 to 36)" in said.out
+    figures = json.loads(run("show", "pixel-9", "--json").out)["profile"]["engines"]["executorch.xnnpack"]
+    assert figures["layer_ms"]["value"] == pytest.approx(0.2, rel=0.01) and figures["spread"] == [0.85, 1.2]
+    assert figures["bandwidth_gb_s"]["source"] == "measured: shared"
+    shown = run("show", "pixel-9").out
+    assert "(measured on this device with this engine)" in shown and "executorch.xnnpack layer_ms" in shown
+    file.write_text(json.dumps({"version": 1, "measurements": [SHARED | {"device": None, "cases": [CASE]}]}))
+    assert "name one with --device" in run("calibrate", str(file)).err
+    assert "pixel-8: executorch.xnnpack bandwidth" in run("calibrate", str(file), "--device", "pixel-8").out
+
+
+def test_memory_that_an_app_had_is_learnt_with_the_runtimes(run: Run, tmp_path: Path) -> None:
+    for name, more in (("iphone-13-pro", 10), ("raspberry-pi-5-8gb", 1 << 20)):
+        before, file = load_profile(name), tmp_path / f"{name}.json"
+        used = before.budget().private_bytes + more
+        one = {"device": name, "cases": [CASE | {"step_bytes": 1000}], "private_bytes": used, "runtime_bytes": 5 << 20}
+        file.write_text(json.dumps({"version": 1, "measurements": [SHARED | one]}))
+        said = run("calibrate", str(file)).out
+        assert "executorch.xnnpack runtime before any model the target's → 5 MiB" in said
+        assert ("one app" if before.app_limits else "kept from apps") in said
+        after = load_profile(name)
+        assert after.budget().private_bytes == used and after.runtime_base["executorch.xnnpack"].value == 5 << 20
+        # What was learnt is what the next plan predicts by, and its source is said.
+        target, demo = ExecutorchTarget(), open_source("demo").spec
+        offer = target.offer(demo, before, "xnnpack", RECIPES["s8"])
+        learnt = as_measured(offer, PlanSubject(demo, "demo", "0" * 64), after).memory
+        assert learnt.runtime_bytes == 5 << 20 and f"measured: {name}" in learnt.source
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version 2 of shared measurements, this edgekit reads 1"),
+        ({"colour": "red"}, "colour: unknown field"),
+        ({"engine": "executorch.vulcan"}, "executorch.vulcan does not run on pixel-9"),
+        ({"device": "pixel-99"}, "unknown device 'pixel-99'"),
+        ({"processor": "/home/ann"}, "processor"),
+        ({"parameters": "1B"}, "parameters"),
+        ({"private_bytes": 1 << 45}, "is more than pixel-9 has"),
+        ({"decode_tokens_per_s": [80.0, 90.0, 9500.0]}, "GB/s were read, and the memory of pixel-9 gives"),
+        ({"decode_tokens_per_s": [95.0, 90.0, 80.0]}, "are not the lowest, the median and the highest"),
+        ({"decode_tokens_per_s": "90 tok/s"}, "decode_tokens_per_s"),
+        ({"decode_tokens_per_s": [0.0, 90.0, 95.0]}, "decode_tokens_per_s"),
+        ({"step_bytes": 1e99}, "step_bytes"),
+    ],
+    ids=str,
+)
+def test_a_bad_shared_file_is_one_line_and_changes_nothing(
+    run: Run, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    file = tmp_path / "shared.json"
+    of_case, of_file = ({key: change[key] for key in change if key in keys} for keys in (CASE, {"version": 1}))
+    one = (
+        SHARED | {"cases": [CASE | of_case]} | {key: change[key] for key in change if key not in {**of_case, **of_file}}
+    )
+    file.write_text(json.dumps({"version": 1, "measurements": [one]} | of_file))
+    answer = run("calibrate", str(file))
+    assert answer.code == 2 and said in answer.err and answer.err.count("\n") == 1
+    assert not (tmp_path / "home" / "profiles").exists()
+
+
+def test_measurements_that_people_gave_are_whole(run: Run) -> None:
+    for file in sorted((ROOT / "profiles/shared").glob("*.json")):
+        assert run("calibrate", str(file)).code == 0
 
 
 def test_a_bad_file_in_a_folder_is_named(run: Run, tmp_path: Path) -> None:

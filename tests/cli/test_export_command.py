@@ -41,7 +41,8 @@ def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tm
     done = export(*PIXEL, *PI, "--recipe", "s4-g64", "-o", tmp_path / "out", "--json")
     assert done.return_value == 2, done.output
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["device"] for each in events if each["event"] == "sealed"] == ["raspberry-pi-5-8gb"]
+    (sealed,) = (each for each in events if each["event"] == "sealed")
+    assert sealed["device"] == "raspberry-pi-5-8gb" and "-" in sealed["range"] and sealed["origin"]
     assert events[-1]["event"] == "refused" and "executorch is not installed" in events[-1]["error"]
     assert read_manifest(tmp_path / "out/raspberry-pi-5-8gb").plan.recipe.name == "s4-g64"
     assert not (tmp_path / "out/pixel-9").exists()

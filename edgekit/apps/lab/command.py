@@ -232,17 +232,23 @@ def baseline_set(name: str, kept_in: RunsFile) -> None:
         click.echo(f"{lab}: later runs are compared with {name}")
 
 
-@command.command()
+@command.command("share")
 @click.argument("name", metavar="RUN")
+@_lab_file
 @_store
-def calibrate(name: str, kept_in: RunsFile) -> None:
-    """Write the figures of RUN into profiles of your own, so that the next plan predicts by them."""
-    from edgekit.apps.lab.calibrate import calibrate as written
+def share_run(name: str, file: Path, kept_in: RunsFile) -> None:
+    """Write what RUN measured to FILE, to give away: `edgekit devices calibrate` reads it."""
+    from edgekit.apps.bench import share
 
     with _opened(kept_in.store) as kept:
-        folders = [Path(folder) for folder in kept.lab(name).profiles]
-        for one in written(kept, name, folders):
-            click.echo(f"{one.profile}: {one.what} {one.before} → {one.now}, in {one.path}")
+        profiles = {device.name: device.profile for device in kept.lab(name).devices}
+        results = ((entry, kept.result(name, entry.id)) for entry, _ in kept.entries(name))
+        measured = (
+            (result, plan, profiles[entry.device])
+            for entry, result in results
+            if result is not None and (plan := kept.plan(entry.artifact_sha256)) is not None
+        )
+        click.echo(f"{file}: {share(measured, file)} measurements")
 
 
 @command.command()

@@ -32,6 +32,7 @@ from edgekit.apps.bench.statistics import differ, percentile, shown_summary, sum
 from edgekit.apps.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, read_workload
 from edgekit.common.progress import no_progress
+from edgekit.contracts.shared_measurement import read_shared
 from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.runtime.generation.tokenizer import read_codec
@@ -434,6 +435,28 @@ def test_the_command_prints_one_measurement_a_line(arena: Arena, tmp_path: Path)
     assert "## Speed: quick" in (tmp_path / "r.md").read_text()
     assert "workload quick: about" in done.output.replace(done.stdout, "")
     assert found.subject.model in json.loads((tmp_path / "r.json").read_text())["title"]
+
+
+def test_what_was_measured_is_shared_without_what_is_private(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, file = measured.fake(arena.folder / "secret-project"), tmp_path / "shared.json"
+    made = measured.measurement([90.0, 100.0, 104.0])
+    subject = {"artifact_sha256": opened.sha256, "name": "secret-project", "model": "/home/ann/secret-project"}
+    conditions = made.conditions.model_copy(update={"machine": "AMD EPYC/x", "os": "Linux 6.1.0-ann-laptop"})
+    made = made.model_copy(update={"conditions": conditions, "subject": made.subject.model_copy(update=subject)})
+    monkeypatch.setattr("edgekit.apps.bench.run.bench", lambda *_, **__: [made])
+    words = ["bench", str(opened.folder), "-w", "quick", "--share", str(file)]
+    assert measured.invoked(words).code == 0
+    (found,) = read_shared(file).measurements
+    assert (found.device, found.processor, found.os) == ("fake", "AMD EPYC x", "Linux 6.1.0")
+    assert found.cases[0].decode_tokens_per_s[1] == pytest.approx(100)
+    assert not any(private in file.read_text() for private in ("ann", "secret", "/", opened.sha256[:8]))
+    huge = made.cases[0].model_copy(update={"bytes_per_token": 1 << 60})
+    changes = {"step_bytes": {"cases": (huge,)}, "no undisturbed measurement": {"status": "contended"}}
+    for said, change in changes.items():
+        made = made.model_copy(update=change)
+        assert said in measured.refused(lambda: measured.invoked(words))
 
 
 def test_peers_are_refused_beside_a_window(arena: Arena) -> None:

@@ -34,10 +34,10 @@ from edgekit.apps.lab.run import run_lab
 from edgekit.apps.lab.store import LabStore
 from edgekit.artifact.artifact import open_artifact
 from edgekit.cli import command
+from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, EdgekitError, InvalidInput, WorkloadFailed
-from edgekit.planner.candidates import PlanSubject
-from edgekit.planner.resolver import as_measured
+from edgekit.planner.speed import predict
 from edgekit.runtime.memory.report import MemoryClass
 from edgekit.testing import FakeTarget
 
@@ -134,58 +134,38 @@ def test_a_new_export_is_compared_with_the_earlier_one(lab: Path, monkeypatch: p
     assert "a-onnx-s8-fedcba9876543210 #0, quick" in told.output
 
 
-def test_calibration_writes_measured_figures_to_a_user_profile(lab: Path) -> None:
-    lab_command("run", lab)
-    run = json.loads(lab_command("history", "--json").output)["id"]
-    told = lab_command("calibrate", run)
-    assert "raspberry-pi-5-8gb: usable bandwidth" in told.output
-    profile = load_profile("raspberry-pi-5-8gb")
-    assert profile.usable_bandwidth_gb_s.value == pytest.approx(100 * (1 << 20) / 1e9, abs=0.01)
-    assert profile.usable_bandwidth_gb_s.source == f"measured: {run}"
-
-
-def test_calibration_learns_runtime_memory_and_app_limits(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.write_text(LAB.replace("pixel-9", "iphone-13-pro"))
+def test_what_a_run_measured_is_shared_and_comes_back_as_a_profile(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = open_artifact(lab.parent / "one").plan
     model = plan.estimate.private_weights_bytes + plan.memory.tokenizer(plan.model)[0]
-    limit = load_profile("iphone-13-pro").budget().private_bytes
-    memory = MemoryUse(
-        peak_bytes=limit + 30, peak_counter="a test", anonymous_bytes=limit + 10,
-        classes=(MemoryClass(name="runtime and private weights", predicted_bytes=1, measured_bytes=model + (5 << 20)),),
-    )  # fmt: skip
-    usual = FakeDevice.usual
+    classes = (MemoryClass(name="runtime and private weights", predicted_bytes=1, measured_bytes=model + (5 << 20)),)
+    memory, usual = MemoryUse(peak_bytes=1 << 30, peak_counter="a test", classes=classes), FakeDevice.usual
     monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
-    lab_command("run", lab)
+    assert lab_command("run", lab).return_value == 0
     for name in ("one", "two"):
         shutil.rmtree(lab.parent / name)  # the store keeps the plan
     run = json.loads(lab_command("history", "--json").output)["id"]
-    told = lab_command("calibrate", run).output
-    assert "runtime before any model the target's → fake.cpu 5 MiB" in told, told
-    phone = load_profile("iphone-13-pro")
-    assert phone.budget().private_bytes == limit + 10 and "measured: run-" in phone.budget().why
-    assert phone.runtime_base["fake.cpu"].value == 5 << 20
-    board = load_profile("raspberry-pi-5-8gb")
-    assert board.reserve.confidence != "measured", "an app that had less than the profile allows teaches nothing"
-    # What was learnt is what the next plan predicts by, and its source is said.
-    board = board.model_copy(update={"targets": {"fake": ("cpu",)}})
+    assert "4 measurements" in lab_command("share", run, lab.parent / "shared.json").output
+    told = CliRunner().invoke(command, ["devices", "calibrate", str(lab.parent / "shared.json")]).output
+    assert "raspberry-pi-5-8gb: fake.cpu bandwidth" in told and "the target's → 5 MiB" in told
+    profile = load_profile("raspberry-pi-5-8gb")
+    figures = profile.engines["fake.cpu"]
+    assert figures.bandwidth_gb_s is not None
+    assert figures.bandwidth_gb_s.value == pytest.approx(100 * (1 << 20) / 1e9, abs=0.01)
+    assert figures.bandwidth_gb_s.source == "measured: shared" and figures.spread == (0.9, 1.1)
+    text = (lab.parent / "shared.json").read_text()
+    shared = json.loads(text)["measurements"][0]
+    assert (shared["device"], shared["engine"], shared["layers"]) == ("raspberry-pi-5-8gb", "fake.cpu", 2)
+    assert len(text) < 8000
+    assert not any(
+        private in text for private in ("/", '"one"', os.uname().nodename, "nightly", '"first"', "a machine")
+    )
+    # The next plan gives what was measured, within the range that it says.
+    board = profile.model_copy(update={"targets": {"fake": ("cpu",)}})
     offer = next(iter(FakeTarget().offers(plan.model, board)))
-    subject = PlanSubject(plan.model, plan.model_source, plan.model_sha256)
-    learnt = as_measured(offer, subject, board).memory
-    assert learnt.runtime_bytes == 5 << 20 and f"measured: {run}" in learnt.source
-    assert as_measured(offer, subject, board.model_copy(update={"runtime_base": {}})) == offer
-
-
-def test_calibration_lowers_the_reserve_of_a_linux_machine(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = load_profile("raspberry-pi-5-8gb")
-    had = before.budget().private_bytes + (1 << 20)
-    memory = MemoryUse(peak_bytes=had, peak_counter="a test", anonymous_bytes=had)
-    usual = FakeDevice.usual
-    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
-    lab_command("run", lab)
-    run = json.loads(lab_command("history", "--json").output)["id"]
-    assert "kept from apps" in lab_command("calibrate", run).output
-    after = load_profile("raspberry-pi-5-8gb")
-    assert (after.reserve.value, after.reserve.source) == (before.reserve.value - (1 << 20), f"measured: {run}")
+    read = shared["cases"][0]["step_bytes"] / touched_weight_bytes(plan.model, offer.recipe, offer.memory)
+    speed = predict(plan.model, offer, board, read_tokens=0, prompt_tokens=1, kv_bits=16)
+    assert speed.decode.expected / read == pytest.approx(100, rel=0.02)
+    assert speed.origin == "measured on this device with this engine"
 
 
 @pytest.mark.parametrize(

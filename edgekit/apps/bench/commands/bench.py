@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit import OpenOptions
+from edgekit import OpenOptions, open_artifact
 from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
 from edgekit.commands import (
     OPENING,
@@ -56,6 +56,10 @@ _LONGEST_TITLE = 400  # characters
 class BenchOutput(Frozen):
     """The output options of a benchmark."""
 
+    share: Path | None = Field(
+        default=None,
+        description="Write the measurements there, to give away: no names of people or machines, paths or prompts.",
+    )
     stats: bool = Field(default=False, description="Also show memory by class, and how drafting did and why.")
     title: Annotated[str, Field(max_length=_LONGEST_TITLE)] | None = Field(
         default=None, description="The report's title; without it, the model, the machine and the date."
@@ -135,4 +139,10 @@ def command(
     else:
         show_measurements(measurements, stats=shown.stats)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
+    if shown.share is not None:
+        from edgekit.apps.bench.share import share
+
+        plans = {opened.sha256: opened.plan for opened in map(open_artifact, map(Path, artifacts))}
+        planned = [(each, plans[each.subject.artifact_sha256 or ""]) for each in own]
+        share([(each, plan, plan.device) for each, plan in planned], shown.share)
     return 0 if all(each.status == "valid" for each in own) else 4
