@@ -65,7 +65,6 @@ GROUPS = {
         "equal top tokens.",
         "score": "Print the log-probability that ARTIFACT gives each continuation in FILE, a jsonl.",
         "parity": "Compare ARTIFACTS of one model with the first of them.",
-        "sweep": "Export, bench and evaluate MODEL in each recipe, and say which ones are dominated.",
         "lab": "Measure artifacts on many devices, and compare with a baseline. Every result is kept.",
     },
 }

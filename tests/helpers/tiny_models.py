@@ -63,14 +63,3 @@ def text_file(folder: Path) -> Path:
 
 def staged(place: Path) -> Path:
     return staging_for(place, 1 << 20)
-
-
-def sweep_of_tiny(folder: Path) -> list[str]:
-    """The words of a quick sweep of a tiny model on onnx, all of whose files lie in `folder`."""
-    model, text = write_tiny(folder / "tiny"), text_file(folder)
-    (folder / "w.yaml").write_text(
-        "version: 1\nname: w\ntitle: W\nwarmups: 0\nrepeats: 1\ncases:\n  - name: a\n    requests:\n"
-        "      - {prompt: [{synthetic: prose, tokens: 32}], output_tokens: 4}\n"
-    )
-    words = ["sweep", str(model), "--device", DEVICE, "--target", "onnx", "--context", "128"]
-    return [*words, "-w", str(folder / "w.yaml"), "--text", str(text), "--tokens", "100", "-o", str(folder / "out")]

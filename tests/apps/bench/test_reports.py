@@ -15,7 +15,7 @@ from edgekit.apps.bench.eval.evaluation import Check, Evaluation, TaskScore
 from edgekit.apps.bench.report.cells import number
 from edgekit.apps.bench.report.headline import headline
 from edgekit.apps.bench.report.markdown import escaped, markdown
-from edgekit.apps.bench.report.results import Figures, Point, Report, pareto, read_report, to_json
+from edgekit.apps.bench.report.results import Figures, Report, read_report, to_json
 from edgekit.apps.bench.report.tables import conditions_table, formats_table, notes_of, speed_table, tables
 from edgekit.common.divergence import Divergence
 
@@ -44,18 +44,9 @@ def report() -> Report:
         measured.measurement([90, 91, 92], name="llama.cpp", invalid=[40.0], predicted=None),
         measured.measurement([], name=EVIL, invalid=[10.0, 12.0], status="contended", why=EVIL),
     )
-    points = pareto(
-        [
-            Point(
-                name="s4-g64", decode_tokens_per_s=104, kl=0.012, same_top=0.926, memory_bytes=100 << 20, file_bytes=4
-            ),
-            Point(name="s8", decode_tokens_per_s=80, kl=0.001, same_top=0.98, memory_bytes=120 << 20, file_bytes=6),
-            Point(name="s4-g128", decode_tokens_per_s=90, kl=0.02, same_top=0.9, memory_bytes=110 << 20, file_bytes=4),
-        ]
-    )
     figures = Figures(title="Other figures", head=("a", "b"), rows=(("1", EVIL),), source="a script")
     return Report(
-        title=f"A report {EVIL}", measurements=runs, evaluations=(evaluation(),), points=points, tables=(figures,),
+        title=f"A report {EVIL}", measurements=runs, evaluations=(evaluation(),), tables=(figures,),
         notes=(EVIL,),
     )  # fmt: skip
 
@@ -109,18 +100,13 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
     assert read_report(tmp_path / "lines.json").measurements == whole.measurements
     (tmp_path / "one.json").write_text(whole.measurements[0].model_dump_json(indent=1))
     assert read_report(tmp_path / "one.json").measurements == whole.measurements[:1]
+    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}]}
+    (tmp_path / "older.json").write_text(json.dumps(older, indent=1))
+    assert read_report(tmp_path / "older.json").measurements == whole.measurements, "a former version's recipes"
     (tmp_path / "other.json").write_text(json.dumps({"kind": "other"}))
     assert "kind 'other'" in measured.refused(lambda: read_report(tmp_path / "other.json"))
     (tmp_path / "bad.json").write_text(to_json(whole).replace('"status": "valid"', '"status": "splendid"'))
     assert "status" in measured.refused(lambda: read_report(tmp_path / "bad.json"))
-
-
-def test_a_dominating_recipe_is_no_worse_in_anything() -> None:
-    assert [point.dominated_by for point in report().points] == [None, None, "s4-g64"]
-    unknown = Point(name="x", decode_tokens_per_s=None, kl=9.0, same_top=0.1, memory_bytes=1 << 40, file_bytes=1)
-    assert pareto([report().points[0], unknown])[1].dominated_by is None
-    equal = report().points[0]
-    assert [point.dominated_by for point in pareto([equal, equal])] == [None, None]
 
 
 def test_a_page_holds_every_number_and_no_foreign_markup() -> None:
@@ -133,7 +119,7 @@ def test_a_page_holds_every_number_and_no_foreign_markup() -> None:
     assert "default-src 'none'" in text
     for table in tables(report()):
         assert table.title in text
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 3
     assert page(report()) == text, "the same report gives the same page"
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)), "two charts share an id"
@@ -141,13 +127,13 @@ def test_a_page_holds_every_number_and_no_foreign_markup() -> None:
 
 def test_charts_in_order_and_as_png() -> None:
     pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.charts import charts, pareto_chart
+    from edgekit.apps.bench.report.charts import charts
 
     assert [chart.title for chart in charts(report())] == [
-        "Quality, speed and memory", "Decode, tokens per second: quick", "Prefill, tokens per second: quick",
+        "Decode, tokens per second: quick", "Prefill, tokens per second: quick",
         "Private memory, MiB: predicted and measured",
     ]  # fmt: skip
-    assert pareto_chart(report().points).png.startswith(b"\x89PNG")
+    assert charts(report())[0].png.startswith(b"\x89PNG")
     assert charts(Report(title="nothing")) == []
 
 
@@ -185,19 +171,12 @@ def _runs(*speeds: list[float], **known: Any) -> Report:
             "onnx cpu s4-g64 decodes 104 tokens per second. No figures of B: see the notes.",
         ),
         (
-            Report(
-                title="",
-                points=(Point(name="s8", decode_tokens_per_s=1, kl=1, same_top=1, memory_bytes=1, file_bytes=1),),
-            ),
-            "Worth having of 1 recipes: s8.",
-        ),
-        (
             Report(title="", evaluations=(evaluation(),)),
             "s4-g64 predicts the same next token as demo, float in 92.6% of cases.",
         ),
         (Report(title=""), ""),
     ],
-    ids=["one", "two", "order", "too close", "disturbed", "failed", "sweep", "evaluation", "empty"],
+    ids=["one", "two", "order", "too close", "disturbed", "failed", "evaluation", "empty"],
 )
 def test_the_headline_is_a_sentence(report: Report, sentence: str) -> None:
     assert headline(report).sentence == sentence

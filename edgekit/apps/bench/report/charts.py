@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from edgekit.apps.bench.measurement import Measurement, Metric
 from edgekit.apps.bench.report.cells import number
-from edgekit.apps.bench.report.results import Point, Report
+from edgekit.apps.bench.report.results import Report
 from edgekit.apps.bench.statistics import ShownSummary, shown_summary
 from edgekit.common.units import MIB
 from edgekit.errors import TargetMissing
@@ -62,8 +62,6 @@ class Bar(NamedTuple):
 def charts(report: Report) -> list[Chart]:
     """Draw every chart for which the report has figures, the most informative first."""
     drawn: list[Chart] = []
-    if has_pareto(report.points):
-        drawn.append(pareto_chart(report.points))
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for metric, title in _BARS:
         for workload in workloads:
@@ -75,16 +73,6 @@ def charts(report: Report) -> list[Chart]:
         draw = partial(_draw_memory, runs=measured)
         drawn.append(_drawn("Private memory, MiB: predicted and measured", draw, 2 * len(measured)))
     return drawn
-
-
-def has_pareto(points: Sequence[Point]) -> bool:
-    """Return whether any point has both a quality and a speed."""
-    return any(point.kl is not None and point.decode_tokens_per_s is not None for point in points)
-
-
-def pareto_chart(points: Sequence[Point]) -> Chart:
-    """Draw quality against speed; the area of a dot is its memory."""
-    return _drawn("Quality, speed and memory", partial(_draw_points, points=points), 11)
 
 
 def _bars(runs: Sequence[Measurement], metric: Metric) -> list[Bar]:
@@ -128,31 +116,6 @@ def _draw_memory(axes: Any, palette: Palette, runs: Sequence[Measurement]) -> No
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    _legend(axes, palette)
-
-
-def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    known = [point for point in points if point.kl is not None and point.decode_tokens_per_s is not None]
-    largest = max((point.memory_bytes or 0 for point in known), default=0) or 1
-    for point in known:
-        colour = palette.series[5] if point.dominated_by else palette.series[0]
-        size = 40 + 360 * (point.memory_bytes or 0) / largest
-        label = "dominated" if point.dominated_by else "worth having"
-        name = f"{'~' if point.is_disturbed else ''}{_short(point.name)}"
-        place = (point.decode_tokens_per_s, point.kl)
-        axes.scatter(*place, s=size, color=colour, alpha=0.75, label=label)
-        axes.annotate(name, place, xytext=(8, 6), textcoords="offset points", fontsize=9, color=palette.ink)
-    axes.set_xlabel("decode, tokens per second (right is better)")
-    axes.set_ylabel("KL against the float model, nats (down is better)")
-    if known and min(point.kl or 0 for point in known) > 0:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
-    axes.margins(0.18)
-    axes.grid(axis="y", color=palette.grid, linewidth=0.6)
     _legend(axes, palette)
 
 

@@ -84,9 +84,6 @@ def _speeds(measurements: Sequence[Measurement]) -> list[_Speed]:
 
 def _sentence(report: Report, speeds: Sequence[_Speed]) -> str:
     sentences = [_speed_sentence(speeds)] if speeds else []
-    if report.points:
-        kept = [point.name for point in report.points if point.dominated_by is None]
-        sentences.append(f"Worth having of {len(report.points)} recipes: {', '.join(kept)}.")
     failed = [one.subject.name for one in report.measurements if one.status in ("failed", "refused")]
     if failed:
         sentences.append(f"No figures of {_names(failed)}: see the notes.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,19 +15,6 @@ from edgekit.common.parsing import parse_json, read_bytes, validate
 from edgekit.errors import InvalidInput, quote_short
 
 MAX_REPORT_BYTES = 256 << 20
-
-
-class Point(Frozen):
-    """One recipe of a sweep, as a point in the charts."""
-
-    name: str
-    decode_tokens_per_s: float | None
-    kl: float | None
-    same_top: float | None
-    memory_bytes: int | None
-    file_bytes: int
-    dominated_by: str | None = None
-    is_disturbed: bool = False  # its speed is from trials disturbed by other programs or heat
 
 
 class Figures(Frozen):
@@ -55,7 +41,7 @@ class Report(Frozen):
     measurements: tuple[Measurement, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     tasks: TaskReport | None = None
-    points: tuple[Point, ...] = ()
+    points: tuple[object, ...] = Field((), exclude=True)  # of reports that an older version wrote
     tables: tuple[Figures, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -84,24 +70,3 @@ def read_report(path: Path) -> Report:
 
 def to_json(report: Report) -> str:
     return report.model_dump_json(indent=1) + "\n"
-
-
-def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points, each with the first other point that dominates it."""
-    return tuple(
-        point.model_copy(update={"dominated_by": next((o.name for o in points if _dominates(o, point)), None)})
-        for point in points
-    )
-
-
-def _dominates(one: Point, other: Point) -> bool:
-    """Return whether `one` is no worse in speed, distance from the float model and memory, and better in one."""
-    figures = [
-        (one.decode_tokens_per_s, other.decode_tokens_per_s, 1),
-        (one.kl, other.kl, -1),
-        (one.memory_bytes, other.memory_bytes, -1),
-    ]
-    if any((a is None) != (b is None) for a, b, _ in figures):
-        return False
-    known = [(a * sign, b * sign) for a, b, sign in figures if a is not None and b is not None]
-    return bool(known) and all(a >= b for a, b in known) and any(a > b for a, b in known)

@@ -8,7 +8,7 @@ from edgekit.apps.bench.measurement import CaseResult, Measurement, Metric
 from edgekit.apps.bench.report.cells import Table, number, seconds, size
 from edgekit.apps.bench.report.compare import Comparison
 from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
-from edgekit.apps.bench.report.results import Point, Report
+from edgekit.apps.bench.report.results import Report
 from edgekit.apps.bench.report.task_tables import comparisons_table, public_tasks_table
 from edgekit.apps.bench.statistics import median, shown_summary
 from edgekit.common.units import show_bytes
@@ -36,8 +36,6 @@ def tables(report: Report) -> Iterator[Table]:
             yield comparisons_table(report.tasks)
     if not all(each.is_sound for each in report.evaluations):
         yield checks_table(report.evaluations)
-    if report.points:
-        yield points_table(report)
     for figures in report.tables:
         yield Table(figures.title, figures.head, figures.rows, figures.source)
     if report.measurements:
@@ -253,36 +251,6 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
         tuple(rows.values()),
         "Same integers: the weights are those of the first artifact, bit for bit, so that only the engines differ.",
     )  # fmt: skip
-
-
-def points_table(report: Report) -> Table:
-    rows = [
-        (
-            point.name,
-            _point_speed(point),
-            f"{point.kl:.3g}" if point.kl is not None else "",
-            f"{point.same_top:.2%}" if point.same_top is not None else "",
-            size(point.memory_bytes),
-            show_bytes(point.file_bytes),
-            f"dominated by {point.dominated_by}" if point.dominated_by else "worth having",
-        )
-        for point in report.points
-    ]
-    return Table(
-        "Recipes",
-        ("recipe", "decode tok/s", "KL", "same top token", "peak memory", "files", ""),
-        tuple(rows),
-        "KL is the distance of the predictions from the float model's, in nats: 0 is equal. Dominated: another recipe "
-        "is no slower, no further from the float model and no larger in memory, and better in one of these. ~: other "
-        "programs or heat disturbed the trials.",
-    )
-
-
-def _point_speed(point: Point) -> str:
-    if point.decode_tokens_per_s is None:
-        return "not measured"
-    speed = number(point.decode_tokens_per_s)
-    return f"~{speed} (disturbed)" if point.is_disturbed else speed
 
 
 def conditions_table(measurements: Sequence[Measurement]) -> Table:
