@@ -144,7 +144,7 @@ def quantize(
     weights = neutral_weights(
         source,
         chosen,
-        method=options.method,
+        method=options.chosen_by,
         calibration=calibration_for(source, [chosen], options),
         store=options.weights,
         progress=options.report.progress,

@@ -125,7 +125,7 @@ def export(
         calibration: the text of `options`, read; None rounds to nearest.
     """
     options = options or ExportOptions()
-    method, progress = options.method, options.report.progress
+    method, progress = options.chosen_by, options.report.progress
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
     check_adapters(plan, options.adapters)
@@ -216,7 +216,7 @@ def _weights(
     return neutral_weights(
         source,
         recipe,
-        method=options.method,
+        method=options.chosen_by,
         calibration=calibration,
         store=options.weights,
         progress=options.report.progress,

@@ -32,20 +32,11 @@ Render = Callable[[Sequence[Any]], str]  # chat messages → the prompt in the m
 
 
 class Calibration(NamedTuple):
-    """Token sequences of one length, their description for the manifest, and warnings for the user.
-
-    `before_tuning`: the same without tuning; the scales are tuned after its integers are chosen. None: no tuning.
-    """
+    """Token sequences of one length, their description for the manifest, and warnings for the user."""
 
     sequences: tuple[tuple[int, ...], ...]
     fact: CalibrationFact
     warnings: tuple[str, ...] = ()
-    before_tuning: Calibration | None = None
-
-    def with_tuning(self) -> Calibration:
-        """Return the same text, on which scales are tuned too."""
-        described = f"{self.fact.description}, scales tuned on it"
-        return self._replace(fact=self.fact.model_copy(update={"description": described}), before_tuning=self)
 
 
 class Document(NamedTuple):

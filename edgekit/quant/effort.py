@@ -15,7 +15,6 @@ from edgekit.quant.calibration import LENGTH, SEQUENCES
 from edgekit.quant.compute import product_on
 from edgekit.quant.methods import is_calibrated
 from edgekit.quant.reference_decoder import product
-from edgekit.quant.scale_tuning import PASSES
 from edgekit.quant.sensitivity import SCORED_TOKENS
 from edgekit.quant.shards import held_as_one
 
@@ -72,8 +71,8 @@ def seconds_by_default(spec: ModelSpec) -> float:
     return estimated_seconds(spec, SEQUENCES * LENGTH)
 
 
-def estimated_seconds(spec: ModelSpec, tokens: int, *, tuned: bool = False) -> float:
-    """Predict how long gptq and the tuning of scales take on this machine, from the speed of matrix products.
+def estimated_seconds(spec: ModelSpec, tokens: int, *, tuning_passes: int = 0) -> float:
+    """Predict how long gptq and `tuning_passes` after it take on this machine, from the speed of matrix products.
 
     What is multiplied counts: of experts, those that a token reads.
     """
@@ -90,8 +89,9 @@ def estimated_seconds(spec: ModelSpec, tokens: int, *, tuned: bool = False) -> f
     scored = min(tokens, SCORED_TOKENS)
     multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
     others = 2.0 * (tokens * moments / 2 + scored * 2 * spec.vocab_size * spec.hidden_size)
-    if tuned:
-        others += 2.0 * tokens * ((1 + 3 * PASSES) * products + 5 * PASSES * spec.vocab_size * spec.hidden_size)
+    if tuning_passes:
+        heads = 5 * tuning_passes * spec.vocab_size * spec.hidden_size
+        others += 2.0 * tokens * ((1 + 3 * tuning_passes) * products + heads)
     computing = multiplying / _speed(product_on(torch.device("cpu"))) + others / _speed(product)
     weights = sum(tensor.size for tensor in linears)
     return computing * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())

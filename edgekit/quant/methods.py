@@ -5,14 +5,14 @@ The calibrated methods are sequential: the inputs of a layer are computed by the
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from edgekit.contracts.neutral import dequantised_rows
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights, dequantised_rows
 from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import InvalidInput, UnknownName
@@ -66,6 +66,9 @@ class QuantJob(NamedTuple):
     calibration: Calibration
     read: ReadRows
     device: torch.device
+    folder: Path  # where files of a stopped run are found again
+    progress: Progress
+    base: NeutralWeights | None = None  # the weights of `base_method`
 
 
 class Activations:
@@ -126,7 +129,7 @@ class Activations:
             return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, hooks, self._side_inputs)
 
 
-class CalibratedMethod(ABC):
+class CalibratedMethod:
     """A method that chooses a layer's integers by the inputs that its linears get on the calibration text.
 
     Embedding and head are rounded to nearest. Entry points `edgekit.quant_methods` name subclasses, which `--method`
@@ -134,6 +137,9 @@ class CalibratedMethod(ABC):
     """
 
     rescales: ClassVar[bool] = False  # whether it scales the inputs of linears, so that adapters fit no longer
+    base_method: ClassVar[Method | None] = None  # the method whose weights this one changes; they are made first
+    tuning_passes: ClassVar[int] = 0  # forward and backward over the text, with weights of `base_method`
+    note: ClassVar[str] = ""  # for the manifest
 
     def __init__(self, job: QuantJob) -> None:
         self.model, self.recipe, self.read = job.model, job.recipe, job.read
@@ -144,11 +150,12 @@ class CalibratedMethod(ABC):
         """Say why the method cannot serve a model, as in `has experts, …`; None if it can."""
         return None
 
-    @abstractmethod
     def choose_layer(self, part: WeightPart, layer: int) -> QuantizedPart:
         """Return the integers of a layer's linears. Those that are left out are rounded to nearest."""
+        raise NotImplementedError
 
     def choose(self, part: WeightPart) -> QuantizedPart:
+        """Return the integers of any part."""
         return QuantizedPart(self.read, {}, {}) if part.layer is None else self.choose_layer(part, part.layer)
 
     def advance(self, part: WeightPart, shard: Path) -> None:

@@ -61,6 +61,11 @@ class QuantOptions(Frozen):
     report: SkipValidation[Reporter] = Reporter()
 
     @property
+    def chosen_by(self) -> str | None:
+        """The method that was named, or that of `--effort high`; None: as the calibration text says."""
+        return "tuned" if self.effort == "high" else self.method
+
+    @property
     def weights(self) -> ContentStore | None:
         """The store of neutral weights; None: the user's cache."""
         return None if self.store is None else weights_store(Path(self.store))

@@ -42,7 +42,6 @@ from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantJob, QuantMethod, Rtn, find_method, is_calibrated, rescales
 from edgekit.quant.own_integers import Kept, rounded_notes
-from edgekit.quant.scale_tuning import TUNED, tuned
 from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
 from edgekit.quant.smoothing import SMOOTHED, smoothed_reader
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
@@ -82,7 +81,7 @@ def neutral_weights(
 
 
 def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.device | None) -> NeutralWeights:
-    model, recipe, method, calibration = order.source.spec, order.recipe, order.method, order.calibration
+    model, recipe, method = order.model, order.recipe, order.method
     refuse_what_cannot_be(model, recipe)
     if model.encoder and (is_calibrated(method) or budget_bytes(recipe, model) is not None):
         raise Unsupported(
@@ -99,8 +98,8 @@ def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.de
             raise InvalidInput(f"compute {compute}: rounding to the nearest is done by the processor; leave it out")
 
         def make(folder: Path) -> None:
-            before = calibration.before_tuning if calibration else None
-            base = before and _find_or_make(order._replace(calibration=before), store, compute)
+            first = find_method(method).base_method if is_calibrated(method) else None
+            base = _find_or_make(order._replace(method=first), store, compute) if first else None
             if computes(recipe, method, model):
                 on_device(compute, lambda device: _quantise(order._replace(device=device), tensors, folder, base))
             else:
@@ -204,7 +203,7 @@ def _key(order: Order) -> str:
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
-    """Fill `folder` after existing shards, the manifest last. `base`: weights whose scales are tuned."""
+    """Fill `folder` after existing shards, the manifest last. `base`: weights that the method changes."""
     if not (folder / MANIFEST).exists():
         _make(order, tensors, folder, base)
     parts.remove_working_files(folder)
@@ -216,12 +215,18 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
     )
     if order.recipe.smooth:
         read = smoothed_reader(order.recipe, order.model, _text(order), read, folder, order.progress, order.device)
-    if base and order.calibration and order.device:
-        recipe, notes = base.recipe, (*base.manifest.notes, TUNED)
-        chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress, order.device)
-    else:
+    if base is None:
         recipe = _recipe_within_budget(order, read, folder)
-        notes, chooser = _notes(order, recipe, tensors), _method_of(order, tensors, read, recipe)
+        notes = _notes(order, recipe, tensors)
+    else:
+        recipe, notes = base.recipe, base.manifest.notes
+    chooser: QuantMethod = Kept(tensors, read, recipe) if order.method == "kept" else Rtn(read)
+    if is_calibrated(order.method) and order.calibration and order.device:
+        method = find_method(order.method)
+        notes = (*notes, method.note) if method.note else notes
+        chooser = method(
+            QuantJob(order.model, recipe, order.calibration, read, order.device, folder, order.progress, base)
+        )
     every_part = parts.parts_of(order.model)
     shards = [parts.shard_name(part.number, len(every_part)) for part in every_part]
     _need_room(order.model, recipe, folder)
@@ -239,14 +244,6 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
         done += sum(tensor.size for tensor in part.tensors)
     order.progress(total, total, "neutral weights: sealing")
     _finish(order, recipe, folder, shards, notes)
-
-
-def _method_of(order: Order, tensors: SourceTensors, read: parts.ReadRows, recipe: Recipe) -> QuantMethod:
-    if order.method == "kept":
-        return Kept(tensors, read, recipe)
-    if order.device is None or order.calibration is None or not is_calibrated(order.method):
-        return Rtn(read)
-    return find_method(order.method)(QuantJob(order.model, recipe, order.calibration, read, order.device))
 
 
 def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
@@ -314,7 +311,7 @@ def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str,
     """Say how many matrices of experts gptq left to rounding to nearest."""
     experts = {tensor.module for tensor in order.model.tensors() if tensor.role == "expert"} & set(statistics)
     nearest = sum(statistics[module].output_error is None for module in experts)
-    if order.method != "gptq" or not nearest or (order.calibration and order.calibration.before_tuning):
+    if order.method != "gptq" or not nearest:
         return ()
     return (
         f"{nearest:,} of {len(experts):,} matrices of experts were rounded to nearest, because fewer tokens of the "

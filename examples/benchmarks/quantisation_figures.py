@@ -259,12 +259,10 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         if calibrated
         else None
     )
-    if text and case.method == TUNED_GPTQ:
-        text = text.with_tuning()
     weights = neutral_weights(
         source,
         recipe,
-        method=case.method.removesuffix(", tuned"),
+        method="tuned" if case.method == TUNED_GPTQ else case.method,
         calibration=text,
         store=ContentStore(options.work / "weights"),
     )

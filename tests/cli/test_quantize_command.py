@@ -255,7 +255,7 @@ def test_four_bits_are_calibrated_by_default_where_that_takes_a_quarter_of_an_ho
 def test_the_announced_time_grows_with_the_text() -> None:
     spec = open_source("demo").spec
     assert estimated_seconds(spec, 100_000) > 2 * estimated_seconds(spec, 10_000) > 0
-    assert estimated_seconds(spec, 100_000, tuned=True) > 2 * estimated_seconds(spec, 100_000)
+    assert estimated_seconds(spec, 100_000, tuning_passes=3) > 2 * estimated_seconds(spec, 100_000)
 
 
 def test_effort_high_refuses_what_it_could_not_tune() -> None:

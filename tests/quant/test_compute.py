@@ -126,8 +126,8 @@ def made(folder: Path, store: str, device: Any, method: Any, *, tunes: bool = Fa
     return neutral_weights(
         folder / "model",
         named_recipe("balanced" if method == "gptq" else "s4-g32"),
-        method=method,
-        calibration=text.with_tuning() if tunes else text,
+        method="tuned" if tunes else method,
+        calibration=text,
         store=ContentStore(folder / store),
         compute=device,
     )

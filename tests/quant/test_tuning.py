@@ -21,12 +21,13 @@ from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import UnknownName
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.methods.quant.scale_tuning import PASSES, SEQUENCES_A_STEP, ScaleTuning, TunedScales
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import pipeline, smoothing
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import Calibration
+from edgekit.quant.methods import QuantJob
 from edgekit.quant.pipeline import neutral_weights
-from edgekit.quant.scale_tuning import PASSES, SEQUENCES_A_STEP, TUNED, ScaleTuning
 from edgekit.quant.shards import ReadRows
 
 pytestmark = pytest.mark.quantize
@@ -118,7 +119,8 @@ def test_gradients_are_those_of_autograd(tmp_path: Path, family: str) -> None:
     loss = (exact.exp() * (exact - own)).sum()
     loss.backward()  # type: ignore[no-untyped-call]
 
-    tuning = ScaleTuning(base, read, calibration, tmp_path)
+    job = QuantJob(spec, base.recipe, calibration, read, torch.device("cpu"), tmp_path, no_progress, base)
+    tuning = ScaleTuning(base, job)
     gradient, found = tuning.gradient(ids, target, lambda what: None)
     assert found == pytest.approx(float(loss.detach()), rel=1e-3, abs=1e-4)
     for module in modules:
@@ -132,7 +134,7 @@ def test_scales_change_and_integers_do_not(tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
     calibration = text()
     before, read = made(tmp_path, calibration, "balanced"), floats_of(tmp_path / "model")
-    after = made(tmp_path, calibration.with_tuning(), "balanced")
+    after = made(tmp_path, calibration, "balanced", method="tuned")
     for module in before.modules():
         if not before.format_of(module).is_float:
             assert np.array_equal(before.integers(module), after.integers(module))
@@ -144,16 +146,15 @@ def test_scales_change_and_integers_do_not(tmp_path: Path) -> None:
     assert changed == set(tuned_modules(before))
     ids = torch.tensor(calibration.sequences)
     assert divergence(after, read, ids) < divergence(before, read, ids)
-    assert after.manifest.calibration is not None
-    assert after.manifest.calibration.description == "a rule, scales tuned on it"
-    assert TUNED in after.manifest.notes and TUNED not in before.manifest.notes
+    assert (before.manifest.method, after.manifest.method) == ("gptq", "tuned")
+    assert TunedScales.note in after.manifest.notes and TunedScales.note not in before.manifest.notes
     assert after.recipe == before.recipe
 
 
 def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
-    calibration = text().with_tuning()
-    expected = made(tmp_path, calibration, store="whole")
+    calibration = text()
+    expected = made(tmp_path, calibration, store="whole", method="tuned")
     steps = PASSES * (8 // SEQUENCES_A_STEP)
     for stop_at in (1, 3, steps, steps + 2):
         told: list[str] = []
@@ -165,8 +166,8 @@ def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
                 raise StoppedError
 
         with pytest.raises(StoppedError):
-            made(tmp_path, calibration, store=f"stopped-{stop_at}", progress=stop)
-        found = made(tmp_path, calibration, store=f"stopped-{stop_at}")
+            made(tmp_path, calibration, store=f"stopped-{stop_at}", method="tuned", progress=stop)
+        found = made(tmp_path, calibration, store=f"stopped-{stop_at}", method="tuned")
         assert (found.folder / "edgekit.json").read_bytes() == (expected.folder / "edgekit.json").read_bytes()
         assert found.sha256 == expected.sha256
 
@@ -175,10 +176,10 @@ def test_integers_of_the_normal_effort_are_taken_from_the_store(tmp_path: Path) 
     models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
     made(tmp_path, text())
     told: list[str] = []
-    made(tmp_path, text().with_tuning(), progress=lambda done, total, what: told.append(what))
+    made(tmp_path, text(), method="tuned", progress=lambda done, total, what: told.append(what))
     assert sum(what.startswith("neutral weights: embedding") for what in told) == 1  # the copy, and no other
     again: list[str] = []
-    made(tmp_path, text().with_tuning(), progress=lambda done, total, what: again.append(what))
+    made(tmp_path, text(), method="tuned", progress=lambda done, total, what: again.append(what))
     assert not again
 
 
@@ -299,7 +300,7 @@ def test_a_stopped_run_goes_on_with_the_factors_that_it_measured(
 
     monkeypatch.setattr(smoothing, "smoothing_factors", counted)
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_method_of", stop)
+        patched.setattr(pipeline, "_recipe_within_budget", stop)
         with pytest.raises(KeyboardInterrupt):
             made_of_smoothing(tmp_path, "s4-g32-smooth", "gptq")
     assert made_of_smoothing(tmp_path, "s4-g32-smooth", "gptq").sha256 == expected

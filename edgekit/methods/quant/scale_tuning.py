@@ -17,17 +17,26 @@ import numpy as np
 from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.formats.int_packing import IntegerRows
-from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
-from edgekit.quant.methods import QuantMethod
-from edgekit.quant.rtn import dequantise, storable
-from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, parts_of
+from edgekit.quant_methods import (
+    CalibratedMethod,
+    IntegerRows,
+    QuantizedPart,
+    QuantJob,
+    TwoPasses,
+    WeightPart,
+    capped,
+    dequantise,
+    final_norm,
+    head_blocks,
+    head_name,
+    last_norm,
+    parts_of,
+    sequences_at_once,
+    storable,
+)
 
 if TYPE_CHECKING:
     import torch
-
-    from edgekit.quant.calibration import Calibration
 
 PASSES = 3  # over the text
 SEQUENCES_A_STEP = 4
@@ -35,41 +44,16 @@ _RATE = 2e-3  # of the first steps, as a share of a scale; it falls to nothing a
 _WARM_STEPS = 3
 _MEAN_KEPT, _SQUARE_KEPT = 0.9, 0.95
 _STATE = ".scale_tuning.npy"
-TUNED = "scales of four-bit linears were tuned on the calibration text, against the float model's predictions"
-
-
-def tuned(
-    base: NeutralWeights,
-    read: ReadRows,
-    calibration: Calibration,
-    folder: Path,
-    progress: Progress,
-    device: torch.device,
-) -> QuantMethod:
-    """Return the method that copies the integers of `base` with tuned scales.
-
-    `read` reads the float model onto `device`.
-    """
-    tuning = ScaleTuning(base, read, calibration, folder, device)
-    tuning.run(progress)
-    return TunedScales(base, tuning, read)
 
 
 class ScaleTuning:
     """The factors of all scales of four-bit linears, and Adam's means, as rows of one array."""
 
-    def __init__(
-        self,
-        base: NeutralWeights,
-        read: ReadRows,
-        calibration: Calibration,
-        folder: Path,
-        device: torch.device | None = None,
-    ) -> None:
+    def __init__(self, base: NeutralWeights, job: QuantJob) -> None:
         import torch
 
-        self._base, self._exact, self._place, self._device = base, read, folder / _STATE, device
-        self._ids = torch.tensor(calibration.sequences).to(device)
+        self._base, self._exact, self._place, self._device = base, job.read, job.folder / _STATE, job.device
+        self._ids = torch.tensor(job.calibration.sequences).to(job.device)
         self._modules: dict[str, tuple[slice, tuple[int, int]]] = {}
         size = 0
         for tensor in (tensor for part in parts_of(base.model)[1:-1] for tensor in part.tensors):
@@ -78,7 +62,7 @@ class ScaleTuning:
                 self._modules[tensor.module] = slice(size, size + outputs * groups), (outputs, groups)
                 size += outputs * groups
         self._names = {f"{module}.weight": module for module in self._modules}
-        self._factors, self._mean, self._square = torch.zeros((3, size), device=device)
+        self._factors, self._mean, self._square = torch.zeros((3, size), device=job.device)
         self._done = self._load()
 
     def run(self, progress: Progress) -> None:
@@ -175,12 +159,12 @@ class ScaleTuning:
         import torch
 
         model = self._base.model
-        matrix, norm = head_name(model), decoder.last_norm(model)
+        matrix, norm = head_name(model), last_norm(model)
         with torch.enable_grad():
             before = hidden.clone().requires_grad_()
-            normed = decoder.final_norm(model, self._read(norm), before)
+            normed = final_norm(model, self._read(norm), before)
         own = normed.detach().flatten(0, 1)
-        exact = decoder.final_norm(model, self._exact(norm), target).flatten(0, 1)
+        exact = final_norm(model, self._exact(norm), target).flatten(0, 1)
 
         def logits(block: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
             rows = self._read(matrix, block)
@@ -230,19 +214,26 @@ class ScaleTuning:
         return int(stored[0])
 
 
-class TunedScales:
-    """The method that copies the integers of finished weights, with tuned scales."""
+class TunedScales(CalibratedMethod):
+    """Copies the integers that gptq chose, with tuned scales."""
 
-    def __init__(self, base: NeutralWeights, tuning: ScaleTuning, read: ReadRows) -> None:
-        self._base, self._tuning, self._read = base, tuning, read
+    base_method = "gptq"
+    tuning_passes = PASSES
+    note = "scales of four-bit linears were tuned on the calibration text, against the float model's predictions"
+
+    def __init__(self, job: QuantJob) -> None:
+        super().__init__(job)
+        assert job.base is not None, "the weights of `base_method`"
+        self._base, self._tuning = job.base, ScaleTuning(job.base, job)
+        self._tuning.run(job.progress)
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         mine = {tensor.module for tensor in part.tensors} & set(self._base.modules())
         matrices = [module for module in sorted(mine) if not self._base.format_of(module).is_float]
-        return QuantizedPart(self._read, {}, {}, kept={module: self._rows_of(module) for module in matrices})
+        return QuantizedPart(self.read, {}, {}, kept={module: self._rows_of(module) for module in matrices})
 
     def advance(self, part: WeightPart, shard: Path) -> None:
-        pass
+        """Nothing depends on the parts before."""
 
     def _rows_of(self, module: str) -> Callable[[slice], IntegerRows]:
         def rows_of(rows: slice) -> IntegerRows:
