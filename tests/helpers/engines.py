@@ -15,7 +15,7 @@ import family_models as models
 import numpy as np
 import pytest
 from eagle3_heads import write_head
-from kept import kept, kept_folder
+from kept import EXPORTS, kept
 
 from edgekit.artifact.artifact import seal
 from edgekit.contracts import recurrent
@@ -109,8 +109,8 @@ def make_model(
         exported = made.model_copy(update={"drafter": None, "adapter_rank": 0})
     else:
         exported = made
-    key = (exported.to_json(), weights.sha256, str(level))
-    return Model(made, kept(partial(_export, exported, weights, level), *key), weights, model)
+    sources, key = (*EXPORTS, f"targets/edgekit_{target}"), (exported.to_json(), weights.sha256, str(level))
+    return Model(made, kept(partial(_export, exported, weights, level), sources, *key), weights, model)
 
 
 onnx_model = partial(make_model, "onnx")
@@ -147,12 +147,14 @@ def float_model(target: str, family: str, config: str = "{}", layers: int | None
     def write(folder: Path) -> None:
         models.write_model(folder / name, kind, changed)
 
-    return kept(write, name, kind, json.dumps(changed)) / name
+    return kept(write, (), name, kind, json.dumps(changed)) / name
 
 
 @cache
 def _weights(model: Path, recipe: Recipe) -> Path:
-    return models.weights_of(model, recipe, kept_folder() / "store").folder
+    key = (str(model), recipe.model_dump_json())
+    store = kept(lambda folder: models.weights_of(model, recipe, folder) and None, EXPORTS, *key)
+    return next(place for place in store.iterdir() if not place.name.startswith("."))
 
 
 def _export(plan: Plan, weights: NeutralWeights, level: int | None, folder: Path) -> None:

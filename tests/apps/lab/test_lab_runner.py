@@ -25,7 +25,7 @@ from edgekit_executorch.layout import PROGRAM
 from executorch_models import SLOTS, sealed_program
 from executorch_wheel import attention_library, installed_folder
 from fake_adb import SERIAL, Phone
-from kept import kept
+from kept import ROOT, kept
 
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
@@ -106,7 +106,7 @@ def runner() -> Runner:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    return Runner(kept(build, "the phone's runner") / "edgekit_runner")
+    return Runner(kept(build, (SOURCE.relative_to(ROOT).as_posix(),), "the phone's runner") / "edgekit_runner")
 
 
 @pytest.fixture(scope="session")

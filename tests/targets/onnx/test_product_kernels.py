@@ -24,6 +24,7 @@ from edgekit_onnx.packed_products import packed_scales, packed_values
 from edgekit_onnx.product_kernels import ProductKernels, with_kernels
 from engines import onnx_model
 from exported_demo import export_demo
+from kept import kept
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -39,12 +40,14 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library() -> Path:
     if shutil.which("make") is None or shutil.which("g++") is None:
         pytest.skip("no compiler here")
-    folder = tmp_path_factory.mktemp("kernels")
-    subprocess.run(["make", "-s", "kernels", f"KERNELS_BUILD={folder}"], cwd=ROOT, check=True)
-    return folder / "libedgekit_kernels.so"
+
+    def build(folder: Path) -> None:
+        subprocess.run(["make", "-s", "kernels", f"KERNELS_BUILD={folder}"], cwd=ROOT, check=True)
+
+    return kept(build, ("targets/edgekit_onnx/kernels",), "kernels") / "libedgekit_kernels.so"
 
 
 @pytest.fixture
