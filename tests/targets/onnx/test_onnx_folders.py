@@ -75,5 +75,5 @@ def test_text_model_of_vision_model(tmp_path: Path) -> None:
     wrapped = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106], "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(wrapped))
     weights = models.weights_of(folder, "s4-g32", tmp_path / "store")
-    assert weights.model.prefix == "language_model.model." and weights.model.eos_ids == (1, 106)
+    assert weights.model.prefix == "language_model.model."
     check_logits(tmp_path, weights, expected)
