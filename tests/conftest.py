@@ -16,6 +16,7 @@ from edgekit.common.packages import UNREPORTED
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random")
 settings.load_profile("same")
+LONGEST = ("/targets/", "/real/", "test_lab_", "test_composition", "test_sealed_heads", "test_self_check")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of data/long_tests.txt; begin with the files that take longest, so that no worker ends late."""
-    items.sort(key=lambda item: "/targets/" not in item.nodeid)
+    items.sort(key=lambda item: not any(part in item.nodeid for part in LONGEST))
     lines = (Path(__file__).parent / "data/long_tests.txt").read_text().splitlines()
     for item in items:
         if any(line in item.nodeid for line in lines if not line.startswith("#")):

@@ -268,7 +268,7 @@ def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
 _RACE = """
 import sys, time
 from pathlib import Path
-from edgekit.artifact import artifact
+from edgekit.common import staging
 from edgekit.errors import InvalidInput
 folder, me, other = Path(sys.argv[1]), *sys.argv[2:]
 def meet(path):
@@ -276,10 +276,10 @@ def meet(path):
     while not (folder / f"{race}-{other}").exists():
         time.sleep(0)
     return 1 << 40
-artifact.free_bytes = meet  # between the first look for others and the new folder
+staging.free_bytes = meet  # between the first look for others and the new folder
 for race in range(20):
     try:
-        artifact.staging_for(folder / f"out-{race}", 0)
+        staging.staging_for(folder / f"out-{race}", 0)
         print("began")
     except InvalidInput as error:
         assert "is writing it now" in str(error), error

@@ -42,6 +42,11 @@ QUICK = ("demo", "--effort", "quick")
 EXPORT = [sys.executable, "-m", "edgekit", "export", *QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o"]
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
 def typed(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command, ["export", *map(str, arguments)])
 
@@ -99,8 +104,9 @@ def test_export_is_sealed_checked_and_prints_the_next_command(tmp_path: Path) ->
     assert artifact.manifest.tools["edgekit"]
 
 
-def test_several_devices_share_one_quantisation(tmp_path: Path, home: Path) -> None:
-    found = typed(*QUICK, "--device", "this-cpu", "--device", "raspberry-pi-5-8gb", "-o", tmp_path / "out", "--json")
+def test_several_devices_share_one_quantisation(tiny: Path, tmp_path: Path, home: Path) -> None:
+    devices = ("--device", "this-cpu", "--device", "raspberry-pi-5-8gb", "--target", "onnx")
+    found = typed(tiny, *QUICK[1:], *devices, "-o", tmp_path / "out", "--json")
     assert found.exit_code == 0, found.output
     events = [json.loads(line) for line in found.output.splitlines()]
     sealed = [event for event in events if event["event"] == "sealed"]
@@ -111,11 +117,11 @@ def test_several_devices_share_one_quantisation(tmp_path: Path, home: Path) -> N
         assert open_artifact(event["path"]).sha256 == event["sha256"]
 
 
-def test_fresh_caches_give_the_same_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_caches_give_the_same_artifact(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = set()
     for name in ("one", "two"):
         monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / name / "home"))
-        plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
+        plan = make_plans(str(tiny), ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
         made.add(export(plan, tmp_path / name / "out").sha256)
     assert len(made) == 1
 
@@ -206,10 +212,9 @@ def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.8, 2.0])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-C"])
+@pytest.mark.parametrize(("how", "after_s"), [(signal.SIGKILL, 0.8), (signal.SIGINT, 2.0)], ids=["kill -9", "ctrl-C"])
 def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again(
-    tmp_path: Path, after_s: float, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, after_s: float
 ) -> None:
     out = tmp_path / "out"
     running = subprocess.Popen([*EXPORT, str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -230,31 +235,20 @@ def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_neutral_weights_are_exported_unchanged(tmp_path: Path) -> None:
+def test_neutral_weights_are_exported_unchanged(tiny: Path, tmp_path: Path) -> None:
     weights = tmp_path / "neutral"
-    made = CliRunner().invoke(command, ["quantize", *QUICK, "--recipe", "s4-g128", "-o", str(weights)])
+    made = CliRunner().invoke(command, ["quantize", str(tiny), *QUICK[1:], "--recipe", "s4-g32", "-o", str(weights)])
     assert made.exit_code == 0, made.output
     assert typed(weights, "--device", "this-cpu", "--target", "onnx", "-o", tmp_path / "out").exit_code == 0
     artifact = open_artifact(tmp_path / "out")
-    assert artifact.plan.recipe.name == "s4-g128"
+    assert artifact.plan.recipe.name == "s4-g32"
     assert artifact.manifest.weights_sha256 == NeutralWeights.open(weights).sha256
-    assert "is quantised already, as s4-g128" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
+    assert "is quantised already, as s4-g32" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
 
 
-def test_an_artifact_names_its_quantisation_method(tmp_path: Path) -> None:
-    text = short_text(tmp_path)
-    arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g64"]
-    found = typed(*arguments, "--calibrate", text, "-o", tmp_path / "calibrated")
-    assert "note: gptq chose the integers on text.txt" in found.output
-    assert "rtn" not in found.output
-    made = open_artifact(tmp_path / "calibrated").plan.quantisation
-    assert made is not None and made.method == "gptq" and (made.calibration or "").startswith("text.txt")
-    rounded = typed(*arguments, *QUICK[1:], "-o", tmp_path / "rounded")
-    assert "weights were rounded to the nearest (rtn)" in rounded.output
-    assert open_artifact(tmp_path / "rounded").plan.quantisation == Quantisation(method="rtn")
-
-
-def test_an_export_opens_its_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_names_its_quantisation_method_and_its_model_is_opened_once(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, open_folder = [], source.open_folder
 
     def count(folder: Path, *arguments: object) -> source.ModelSource:
@@ -263,9 +257,15 @@ def test_an_export_opens_its_model_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(source, "open_folder", count)
     text = short_text(tmp_path)
-    found = typed("demo", "--device", "this-cpu", "--target", "onnx", "--calibrate", text, "-o", tmp_path / "out")
-    assert found.exit_code == 0, found.output
-    assert len(opened) == 1
+    arguments = [tiny, "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g32"]
+    found = typed(*arguments, "--calibrate", text, "-o", tmp_path / "calibrated")
+    assert "note: gptq chose the integers on text.txt" in found.output and len(opened) == 1
+    assert "rtn" not in found.output
+    made = open_artifact(tmp_path / "calibrated").plan.quantisation
+    assert made is not None and made.method == "gptq" and (made.calibration or "").startswith("text.txt")
+    rounded = typed(*arguments, *QUICK[1:], "-o", tmp_path / "rounded")
+    assert "weights were rounded to the nearest (rtn)" in rounded.output
+    assert open_artifact(tmp_path / "rounded").plan.quantisation == Quantisation(method="rtn")
 
 
 def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:

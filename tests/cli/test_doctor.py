@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -249,20 +247,6 @@ def test_the_extras_are_those_of_the_package() -> None:
 
 def test_every_probe_has_a_name_that_the_command_knows() -> None:
     assert set(probes.PROBES) == {"onnxruntime", "mlx", "executorch", "torch", "torchao", "target"}
-
-
-@pytest.mark.slow
-def test_doctor_exits_with_1_if_both_onnxruntimes_are_installed(tmp_path: Path) -> None:
-    """Two fake distributions, consisting of metadata only, come first in the path."""
-    for name in ("onnxruntime", "onnxruntime_gpu"):
-        metadata = tmp_path / f"{name}-1.31.1.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.31.1\n")
-    surroundings = os.environ | {"PYTHONPATH": str(tmp_path), "EDGEKIT_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "edgekit", "doctor"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=surroundings, timeout=180, check=False)
-    assert shown.returncode == 1, shown.stderr
-    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in shown.stdout
 
 
 @pytest.mark.parametrize(("installed", "code"), [(ONNX, 0), (ONNX | {"onnxruntime-gpu": "1.31.1"}, 1)])

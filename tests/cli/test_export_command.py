@@ -38,7 +38,7 @@ def export(*arguments: str | Path) -> Result:
 @pytest.mark.onnx
 def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    done = export(*PIXEL, *PI, "--recipe", "s4-g64", "-o", tmp_path / "out", "--json")
+    done = export(*PIXEL, *PI, "--recipe", "s4-g64", "--effort", "quick", "-o", tmp_path / "out", "--json")
     assert done.return_value == 2, done.output
     events = [json.loads(line) for line in done.stdout.splitlines()]
     (sealed,) = (each for each in events if each["event"] == "sealed")
@@ -67,7 +67,7 @@ def test_output_path_and_disk_space_are_checked_before_any_work(
 @pytest.mark.onnx
 def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path: Path, home: Path) -> None:
     pytest.importorskip("onnxruntime")
-    quick = ("--target", "onnx", "--recipe", "s4-g64", "--adapter-rank", "4", "--prepare")
+    quick = ("--target", "onnx", "--recipe", "s4-g64", "--adapter-rank", "4", "--effort", "quick", "--prepare")
     done = export("--device", "this", *quick, "-o", tmp_path / "out")
     assert done.return_value == 0, done.output
     assert len(list((home / "packed").glob("*/packed.json"))) == 1
@@ -80,6 +80,7 @@ def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path:
         adapters={"tone": adapter},
         adapter_rank=4,
         context=256,
+        effort="quick",
         with_bom=True,
         prepare=True,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,6 @@ from edgekit.common.parsing import validate
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.planner.make import read_plan
-
-TEN = ("iphone-16-pro", "iphone-13-pro", "pixel-9", "galaxy-s25", "macbook-m4-16gb", "m4-max-64gb", "rtx-4090")
-TEN += ("jetson-orin-nano-8gb", "raspberry-pi-5-8gb", "laptop-x86-16gb")
 
 
 @pytest.fixture
@@ -161,8 +157,6 @@ def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: P
         ("pixel-9", True), ("pixel-9", False), ("pixel-9", True),
         ("m4-max-64gb", True), ("m4-max-64gb", True), ("m4-max-64gb", True),
     ]  # fmt: skip
-    shown = plan("--which-models", listed, *devices).output
-    assert "Llama-2-70B" in shown and "pixel-9" in shown
 
 
 @pytest.mark.parametrize(
@@ -200,28 +194,6 @@ def test_a_plan_notes_rounding_without_calibration_text(model: Path) -> None:
     assert "export rounds weights to the nearest (rtn), which loses 1.4 to 4 times as much" in said
     exact = plan("demo", "--device", "laptop-x86-16gb", "--recipe", "float32").output
     assert "float32" in exact and "rtn" not in exact
-
-
-def test_ten_devices_are_planned_in_two_cpu_seconds(model: Path, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "edgekit", "plan", str(model), "--json"]
-    for name in TEN:
-        arguments += ["--device", name]
-    spent = []
-    for _ in range(3):
-        start = _processor_s()
-        done = subprocess.run(
-            arguments, capture_output=True, cwd=tmp_path, env={**os.environ, "EDGEKIT_HOME": str(tmp_path)}
-        )
-        spent.append(_processor_s() - start)
-        assert done.returncode == 0, done.stderr.decode()
-        assert len(json.loads(done.stdout)) == 10
-    assert min(spent) < 2.0
-
-
-def _processor_s() -> float:
-    """Return the CPU time of all children so far, which other load does not affect."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_unsupported_bits_are_refused_in_one_line(model: Path) -> None:

@@ -19,7 +19,7 @@ from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
-from edgekit.cli import command
+from edgekit.cli import command, main
 from edgekit.cli._answers import is_repeating
 from edgekit.cli._markdown import split_blocks
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
@@ -35,11 +35,13 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def edgekit_cli(*arguments: str | Path, stdin: str | None = None, code: int = 0) -> tuple[str, str]:
-    given = None if stdin is None else stdin.encode()
-    done = subprocess.run([*BIN, *map(str, arguments)], capture_output=True, input=given, timeout=60)
-    assert done.returncode == code, done.stderr.decode()
+    with CliRunner().isolation(input=stdin) as (out, err, _):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, arguments)))
+        sys.stdout.flush(), sys.stderr.flush()
+    assert ended.value.code == code, err.getvalue().decode()
     # Not as text: that would turn a carriage return, which a sampled answer may hold, into a line's end.
-    return done.stdout.decode(), done.stderr.decode()
+    return out.getvalue().decode(), err.getvalue().decode()
 
 
 def test_run_writes_the_answer_and_why_it_ends(artifact: Path) -> None:
@@ -117,7 +119,8 @@ def test_statistics_show_predicted_beside_measured(artifact: Path) -> None:
 
 
 def test_a_prompt_may_come_from_a_pipe(artifact: Path) -> None:
-    piped, _ = edgekit_cli("run", artifact, "-", "--raw", "--max-tokens", "9", stdin="the cat")
+    arguments = [*BIN, "run", str(artifact), "-", "--raw", "--max-tokens", "9"]
+    piped = subprocess.run(arguments, capture_output=True, text=True, input="the cat", timeout=60).stdout
     given, _ = edgekit_cli("run", artifact, "the cat", "--raw", "--max-tokens", "9")
     assert piped == given
 

@@ -191,13 +191,12 @@ def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monke
 @pytest.mark.llamacpp
 @pytest.mark.quantize
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")  # importing it loads llama.cpp
-@pytest.mark.parametrize("named", [(), ("--target", "llamacpp")], ids=["only", "named"])
-def test_run_takes_a_named_or_the_only_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple) -> None:
+def test_run_takes_the_only_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    for name in set() if named else set(target_names()) - {"llamacpp"}:
+    for name in set(target_names()) - {"llamacpp"}:
         monkeypatch.setattr(type(load_target(name)), "missing", lambda _: "is not installed")
     model = str(open_source("demo").folder)
-    done = CliRunner().invoke(command, ["run", model, "def add(", "--max-tokens", "8", "--context", "256", *named])
+    done = CliRunner().invoke(command, ["run", model, "def add(", "--max-tokens", "8", "--context", "256"])
     assert f"making {model} as llamacpp cpu" in done.stderr and "edgekit: made in" in done.stderr, done.output
 
 

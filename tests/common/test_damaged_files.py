@@ -17,7 +17,7 @@ from edgekit.errors import InvalidInput
 from edgekit.planner.make import make_plans
 
 # `make fuzz` has many more. An artifact is opened and answers each time.
-COUNTS = {name: 500 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 100}
+COUNTS = {name: 150 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 40}
 
 
 NEVER_REFUSED = {name for name in FORMATS if name.startswith("fact-")}  # a damaged one is made again

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from edgekit.model.source import open_source
@@ -141,27 +137,6 @@ def test_training_continues_from_given_weights(corpus: Path, unbroken: Path, tmp
     assert seen == {"tokens_seen": (STEPS + steps) * WINDOWS * LENGTH}
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while its compiler is imported
-def test_compiled_training_has_the_same_losses(corpus: Path, tmp_path: Path) -> None:
-    train(*options(corpus, tmp_path / "compiled", "--compile", steps=4))
-    plain = tmp_path / "plain"
-    train(*options(corpus, plain, steps=4))
-    for name in ("target", "draft"):
-        assert losses(tmp_path / "compiled", name) == pytest.approx(losses(plain, name), rel=1e-3)
-
-
-@pytest.mark.parametrize("length", [33, 128, 300])
-def test_the_fused_and_the_plain_attention_are_equal(length: int) -> None:
-    from examples.training.demo_training.llama import _attend, _attend_plainly
-
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, heads, length, 16, generator=generator) for heads in (4, 2, 2))
-    torch.testing.assert_close(_attend_plainly(q, k, v), _attend(q, k, v), rtol=1e-5, atol=1e-5)
-
-
 def test_stopped_training_resumes_with_equal_losses(
     corpus: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,25 +163,6 @@ def test_stopped_training_resumes_with_equal_losses(
     for name in ("target", "draft"):
         assert losses(run, name) == losses(unbroken, name)
         assert (run / name / "model.safetensors").read_bytes() == (unbroken / name / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_killed_training_resumes_with_equal_losses(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
-    run = tmp_path / "killed"
-    command = [sys.executable, "-m", "examples.training.train_demo", *options(corpus, run, "--checkpoint-minutes", "0")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    log = run / "checkpoints" / "target.jsonl"
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if log.exists() and log.read_text().count("\n") >= 5:
-            break
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert 5 <= log.read_text().count("\n") < STEPS
-    train(*options(corpus, run, "--resume"))
-    for name in ("target", "draft"):
-        assert losses(run, name) == losses(unbroken, name)
 
 
 def test_a_finished_run_is_not_trained_over(corpus: Path, unbroken: Path) -> None:
@@ -239,17 +195,6 @@ def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_pa
     learned = tokens.read_tokenizer(tmp_path / "data").decode(np.load(tmp_path / "data" / "train.npy").tolist())
     assert "eagle" not in learned
     assert "heron" in learned
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
-def test_conversations_have_their_share_of_the_tokens(corpus: Path, tmp_path: Path, share: float) -> None:
-    from examples.training.demo_training import tokens
-    from examples.training.demo_training.corpus import in_folder
-
-    tokens.prepare(tmp_path, in_folder(corpus), tokens.Settings(512, None, share, 4, 0))
-    summary = json.loads((tmp_path / "sources.json").read_text())
-    assert summary["chat_tokens"] / summary["tokens"] == pytest.approx(share, abs=0.08)
-    assert (summary["chat_tokens"] > 0) is (share > 0)
 
 
 def test_conversations_are_rendered_as_the_template_renders_them() -> None:
@@ -298,24 +243,3 @@ def test_only_permissive_licences_are_learned_from(metadata: list[tuple[str, str
     from examples.training.demo_training.corpus import permissive_licence
 
     assert (permissive_licence(metadata) is not None) is permitted
-
-
-def test_a_model_of_another_architecture_cannot_be_continued(tmp_path: Path) -> None:
-    from examples.training.demo_training.llama import Shape
-
-    config = json.loads((BUNDLED / "config.json").read_text()) | {"model_type": "gpt2"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(SystemExit, match="cannot be continued"):
-        Shape.read(tmp_path)
-
-
-def test_the_presets_keep_the_promised_sizes() -> None:
-    from examples.training.demo_training.llama import Llama
-    from examples.training.train_demo import presets
-
-    target, draft = presets()["demo"].target, presets()["demo"].draft
-    sizes = [Llama(shape).parameters_count() for shape in (target, draft)]
-    assert 10e6 < sizes[0] < 15e6
-    assert 0.5e6 < sizes[1] < 1.5e6
-    assert 2 * sum(sizes) < 36_000_000

@@ -1,92 +1,37 @@
-"""Tiny models as programs of the executorch target, and the reference decoder's answers for them."""
+"""Programs of the executorch target, and the reference decoder's answers for them."""
 
 from __future__ import annotations
 
-import atexit
-import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import family_models as models
 import numpy as np
 import pytest
 import runtimes
 import torch
 from edgekit_executorch.decoder import ExecutorchDecoder
 from edgekit_executorch.engine import ExecutorchEngine
-from edgekit_executorch.export import lower
 from edgekit_executorch.layout import INT8_BITS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output
+from engines import PLANS, Model, program
 
 from edgekit.artifact.artifact import Artifact, seal
 from edgekit.common.files import write_file
 from edgekit.common.staging import staging_for
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Recipe
 from edgekit.quant import reference_decoder as reference
 from examples.benchmarks.xnnpack_in_order import InOrderForward, has_vnni, kernel_offset
 
-SLOTS = 96
+SLOTS = PLANS["executorch"]["context"]
 
 
-def weights_of(
-    folder: Path, family: str, recipe: Recipe | str, layers: int | None = None, **changes: Any
-) -> NeutralWeights:
-    """Neutral weights of a tiny random model of that family, with its first `layers` layers."""
-    kind, config = models.FAMILIES[family]
-    config = {**config, **changes}
-    if layers is not None:
-        config["num_hidden_layers"] = layers
-        for by_layer in ("layer_types", "no_rope_layers"):
-            if by_layer in config:
-                config[by_layer] = config[by_layer][:layers]
-    models.write_model(folder / "model", kind, config)
-    return models.weights_of(folder / "model", recipe, folder / "store")
-
-
-def plan_for(weights: NeutralWeights, **changes: Any) -> Plan:
-    asked = {"context": SLOTS, "chunk_tokens": 16, "sequences": 3, "backend": "xnnpack", **changes}
-    plan = models.plan_for(weights.model, weights.recipe, **asked)
-    return plan.model_copy(update={"target": "executorch"})
-
-
-class Made(NamedTuple):
-    """A program, its plan and its weights."""
-
-    weights: NeutralWeights
-    plan: Plan
-    files: Path
-
-    def open(self, *, exact: bool = False, **changes: object) -> ExecutorchEngine:
-        return ExecutorchEngine(self.plan.model_copy(update=changes), self.files, exact=exact)
-
-
-def usual() -> Made:
+def usual() -> Model:
     """A program with s4 layers, biases, a tied head and an exit."""
-    return program("qwen2", "s4-g32", exits=(1,))
-
-
-def program(family: str, recipe: str, layers: int = 2, config: str = "{}", **changes: Any) -> Made:
-    """Lowering takes seconds, so each program is lowered once for all tests of a process."""
-    return _program(family, recipe, layers, config, tuple(changes.items()))
-
-
-@cache
-def _program(family: str, recipe: str, layers: int, config: str, changes: tuple[tuple[str, Any], ...]) -> Made:
-    folder = Path(tempfile.mkdtemp(prefix="edgekit-program-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    weights = weights_of(folder, family, recipe, layers=layers, **json.loads(config))
-    plan = plan_for(weights, **dict(changes))
-    with quiet_output():
-        lower(plan, weights, folder / PROGRAM, quiet)
-    return Made(NeutralWeights.open(weights.folder), plan, folder)  # what lowering mapped would stay open
+    return program("qwen2", exits=(1,))
 
 
 def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:
@@ -114,7 +59,7 @@ def engine_logits(engine: ExecutorchEngine, tokens: Sequence[int]) -> np.ndarray
     return np.concatenate(found)
 
 
-def decoder_of(made: Made) -> ExecutorchDecoder:
+def decoder_of(made: Model) -> ExecutorchDecoder:
     """The decoder that was lowered, run by torch."""
     register_for_tracing()
     with quiet_output(), torch.no_grad():
@@ -144,25 +89,16 @@ def in_pieces(
     return np.concatenate(found)
 
 
-def logits_in_order(made: Made, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+def logits_in_order(made: Model, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     return in_pieces(in_order(decoder_of(made)), tokens, PIECES)
-
-
-def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
-    """The largest difference, as a share of the largest logit."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def quiet(done: float, total: float, what: str) -> None:
-    assert 0 <= done <= total and what
 
 
 def sealed_program(folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int) -> Artifact:
     """A sealed artifact of two layers of a family, with a tokenizer."""
-    weights = weights_of(folder, family, recipe, layers=2, vocab_size=vocabulary)
-    plan = plan_for(weights, kv_bits=kv_bits)
+    made = program(family, recipe, config={"vocab_size": vocabulary}, kv_bits=kv_bits)
     staging = staging_for(folder / "artifact", 1 << 24)
-    with quiet_output():
-        lower(plan, weights, staging / PROGRAM, quiet)
+    shutil.copyfile(made.files / PROGRAM, staging / PROGRAM)
     write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
-    return seal(staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test")
+    return seal(
+        staging, folder / "artifact", made.plan, weights_sha256=made.weights.sha256, tools={}, self_check="none"
+    )

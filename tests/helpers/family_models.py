@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +286,29 @@ HYBRID_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
+ONE_LAYER, WIDE_HEADS = "one layer", "wide heads"
+_ONE_WIDE_LAYER = {**SMALL, "head_dim": 64, "num_hidden_layers": 1, "num_key_value_heads": 2}
+_GEMMA = {**SMALL, "head_dim": 32, "num_hidden_layers": 6, "sliding_window": 12, "query_pre_attn_scalar": 32}
+OF_TARGETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "onnx": EVERY,
+    "mlx": EVERY | {ONE_LAYER: ("llama", _ONE_WIDE_LAYER)},
+    "executorch": FAMILIES,
+    "llamacpp": {  # within what llama.cpp computes
+        "llama": FAMILIES["llama"],
+        "llama untied, with biases": FAMILIES["llama untied, with biases"],
+        "llama 3 rope, wide heads": FAMILIES["llama 3 rope, wide heads"],
+        "llama with yarn": FAMILIES["llama with yarn"],
+        "mistral": ("mistral", {**SMALL, "sliding_window": None}),
+        "qwen2": FAMILIES["qwen2"],
+        "qwen3": FAMILIES["qwen3"],
+        "smollm3": ("smollm3", {**SMALL, "num_hidden_layers": 5}),
+        "phi3": FAMILIES["phi3"],
+        "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+        "gemma3": ("gemma3_text", {**_GEMMA, "rope_parameters": GEMMA3_ROPES}),
+        ONE_LAYER: ("llama", {**SMALL, "num_hidden_layers": 1}),
+        WIDE_HEADS: ("llama", {**SMALL, "head_dim": 64, "num_key_value_heads": 2}),
+    },
+}
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
@@ -435,6 +457,5 @@ def greedy_text(engine: Engine, state: State, prompt: Sequence[int], *, first: i
     return text
 
 
-@cache
-def tokens_of(count: int, vocabulary: int = 160, seed: int = 7) -> tuple[int, ...]:
-    return tuple(int(token) for token in np.random.default_rng(seed).integers(3, vocabulary, count))
+def tokens_of(count: int, vocabulary: int = 160, seed: int = 7) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, vocabulary, count)]

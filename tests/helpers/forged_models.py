@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import family_models as models
-import llamacpp_models
 import numpy as np
 from edgekit_llamacpp import LlamaCppTarget
 from edgekit_llamacpp.engine import LlamaCppEngine
@@ -75,7 +74,7 @@ FOREIGN_KEYS: tuple[tuple[str, MetadataValue], ...] = (
 def forged(seed: int, folder: Path) -> Plan | None:
     """Write a file of random bytes and return the plan that it agrees with; None if such a plan is refused."""
     draw = random.Random(seed)
-    kind, config = draw.choice(list(llamacpp_models.FAMILIES.values()))
+    kind, config = draw.choice(list(models.OF_TARGETS["llamacpp"].values()))
     spec = json.loads(model_from_config({"model_type": kind, **config}, "forged", "forged").model_dump_json())
     _change(draw, spec, CHOICES, 2)
     layers = spec["layers"] = spec["layers"][: draw.choice((1, 2, 3))]

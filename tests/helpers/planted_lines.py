@@ -60,7 +60,7 @@ FAULTS = (
           "tests/targets/mlx"),
     Fault("targets/edgekit_mlx/state.py", "array[:, self.length : self.length + saved.shape[1]] = mx.array(saved)",
           "array[:, : saved.shape[1]] = mx.array(saved)",
-          "tests/targets/mlx tests/targets/test_conformance_of_engines.py"),
+          "tests/targets/mlx tests/targets/test_conformance.py"),
     Fault("targets/edgekit_executorch/engine.py", "rows = range(count - max(num_logits, 1), count)",
           "rows = range(max(num_logits, 1))", "tests/targets/executorch"),
     Fault("targets/edgekit_llamacpp/engine.py", "state.context.give_back(state.sequence)", "pass",

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 import family_models as models
-import llamacpp_models
 from edgekit_llamacpp import LlamaCppTarget, library
 from edgekit_llamacpp.layout import WEIGHTS
 from edgekit_llamacpp.native import Quantiser
+from engines import llamacpp_model
 
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
@@ -37,7 +37,7 @@ runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.miss
 
 
 def kinds(family: str, name: str) -> dict[str, str]:
-    model = llamacpp_models.made(family).plan.model
+    model = llamacpp_model(family).plan.model
     return {name: kind for name, (kind, _) in stored_types(model, mixture_of(model, named_recipe(name)), 64).items()}
 
 
@@ -68,7 +68,7 @@ def test_narrow_rows_take_the_types_that_llamacpp_falls_back_to() -> None:
 
 @pytest.mark.parametrize("name", GGUF_RECIPES)
 def test_offer_counts_the_bytes_of_the_file(name: str) -> None:
-    model = llamacpp_models.made("llama").plan.model
+    model = llamacpp_model("llama").plan.model
     device = load_profile("laptop-x86-8gb")
     (offer,) = [each for each in LlamaCppTarget().offers(model, device) if each.recipe.name == name]
     assert offer.only_by_name and offer.refusal is None
@@ -100,7 +100,7 @@ def test_mean_squares_are_those_of_the_inputs() -> None:
     from edgekit.quant import reference_decoder
 
     for family in ("llama untied, with biases", "gemma3"):
-        weights = llamacpp_models.made(family, "float32").weights
+        weights = llamacpp_model(family, "float32").weights
         found, seen = moments_of(weights), dict[str, torch.Tensor]()
         tokens = torch.tensor(models.tokens_of(48)).reshape(2, 24)
         reference_decoder.logits(
@@ -145,7 +145,7 @@ def test_file_holds_the_mixture_and_runs(family: str, tmp_path: Path) -> None:
     from edgekit.formats.gguf_writer import write_gguf
     from edgekit.quant.neutral_gguf import model_metadata
 
-    made = llamacpp_models.made(family, "float32")
+    made = llamacpp_model(family, "float32")
     recipe = mixture_of(made.plan.model, named_recipe("gguf-q6_k"))
     plan = made.plan.model_copy(update={"recipe": recipe})
     own = Quantiser(moments_of(made.weights))
@@ -179,7 +179,7 @@ def test_rows_and_importance_that_do_not_fit_are_refused() -> None:
 def test_export_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from edgekit_llamacpp.export import export
 
-    made = llamacpp_models.made("llama", "float32")
+    made = llamacpp_model("llama", "float32")
     plan = made.plan.model_copy(update={"recipe": mixture_of(made.plan.model, named_recipe("gguf-q4_k_m"))})
     library.load.cache_clear()
     monkeypatch.setattr(library, "version_of", lambda name: None)

@@ -33,7 +33,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "typical 0.8": {"typical_p": 0.8},
     "all of them": {"top_k": 997, "top_p": 0.95, "min_p": 0.001, "typical_p": 0.9},
 }
-DRAWS = int(os.environ.get("EDGEKIT_TEST_DRAWS", "20000"))  # of the slow test, in all; a million took 14 minutes
+DRAWS = int(os.environ.get("EDGEKIT_TEST_DRAWS", "8000"))  # of the slow test, in all; a million took 14 minutes
 RANDOM = np.random.default_rng(8)
 ROWS: dict[str, np.ndarray] = {
     "a real one": REAL[0],
@@ -166,7 +166,7 @@ def test_very_many_choices_are_exact(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", range(len(REAL)))
+@pytest.mark.parametrize("row", [0, 3, 5])
 def test_many_choices_from_real_logits_are_exact(row: int) -> None:
     for place, temperature in enumerate((1e-7, 1e-4, 0.3, 0.8, 1.0, 1.5)):
         for options in FILTERS.values():

@@ -71,7 +71,7 @@ def assert_works(runtime: Runtime, fault: str) -> None:
 
 @pytest.mark.usefixtures("_unlogged")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers that meet the fault
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.long)])
 def test_a_fault_at_any_call_leaves_nothing_behind(every: int) -> None:
     passed: Places = set()
     count = 0

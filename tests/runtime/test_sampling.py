@@ -18,7 +18,7 @@ from edgekit.runtime.generation import portable_math
 from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered, gumbel
 from edgekit.runtime.options import GenerationParams
 
-DRAWS = 20_000
+DRAWS = 8_000
 
 
 def law(logits: np.ndarray, sampling: Sampling) -> np.ndarray:

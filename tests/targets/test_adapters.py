@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,17 +12,28 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import family_models as models
-from adapted import adapted_reference
 from engines import apart, make_model, row
 
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import Unsupported
-from edgekit.model.lora import read_adapter
+from edgekit.model.lora import LoraAdapter, read_adapter
 from edgekit.testing import write_adapter
 
 TOKENS = list(models.tokens_of(40))
 ROWS = [(target, family, 1e-3) for target in ("onnx", "mlx") for family in models.EVERY]
 ROWS += [("llamacpp", family, 0.01) for family in ("llama", "gemma3")]
+
+
+def adapted_reference(reference: Any, adapter: LoraAdapter) -> Any:
+    """A copy of a transformers model whose linears are `W + B·A·scale`."""
+    import torch
+
+    model = copy.deepcopy(reference)
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for module, part in adapter.modules.items():
+            weights[f"{module}.weight"].add_(torch.from_numpy(part.b @ part.a))
+    return model
 
 
 @pytest.mark.parametrize(("target", "family", "allowed"), [row(*each) for each in ROWS])

@@ -54,16 +54,13 @@ def onnx() -> list[Any]:
     rows += [near("onnx", "llama", "s4-g32", 40, NEAR[bits], kv_bits=bits, exits=(1,), pieces=5) for bits in (16, 8)]
     for family in HYBRIDS:
         rows += [exact("onnx", family, "s4-g64", 40, spacing=spacing, **FAST) for spacing in (4, 128)]
-    for family in RECURRENT:
-        rows += [
-            near("onnx", family, "s4-g64", 25, 1e-5 if bits == 32 else 0.1, kv_bits=bits, spacing=4, pieces=5)
-            for bits in (32, 16, 8)
-        ]
+    for family, bits in zip(RECURRENT * 2, (32, 16, 8), strict=False):
+        rows += [near("onnx", family, "s4-g64", 25, 1e-5 if bits == 32 else 0.1, kv_bits=bits, spacing=4, pieces=5)]
     rows += [exact("onnx", "gemma4", "s4-g64", 60, **FAST)]
     rows += [near("onnx", "gemma4", "s4-g64", 40, 0.1, kv_bits=bits) for bits in (16, 8)]
     rows += [near("onnx", list(models.SHARING)[1], "s4-g64", 40, 1e-5)]
-    for recipe in ("s4-g32", "s8", "float32"):
-        rows += [exact("onnx", family, recipe, 20, SLOW, **one) for family in models.EXPERTS]
+    for family, recipe in zip(models.EXPERTS, ("s4-g32", "s8", "s4-g32", "float32", "s8"), strict=True):
+        rows += [exact("onnx", family, recipe, 20, SLOW, **one)]
     rows += [near("onnx", "qwen3_moe", "s4-g32", 40, 1e-4, exits=(1,)), near("onnx", "lfm2_moe", "s4-g32", 40, 1e-4)]
     rows += [exact("onnx", "llama", "s4-g32", 25, head=(1, 2, 3), **one)]
     rows += [near("onnx", "llama", "s4-g32", 10, 0.05, head=(1, 2, 3), **one)]
@@ -75,21 +72,20 @@ def onnx() -> list[Any]:
 
 
 def mlx() -> list[Any]:
-    # Windows, no positions, fused, shared; then with a drafting head, where calls also give hidden states.
-    usual, headed = ("mistral with a window", "smollm3", "phi3 with longrope", "gemma4"), ("llama", "gemma2", *HYBRIDS)
-    others = [family for family in models.EVERY if family not in (*usual, *headed)]
-    rows = [exact("mlx", family, "s4-g32", 8) for family in usual]
-    rows += [exact("mlx", family, "s4-g32", 8, SLOW) for family in others]
-    rows += [exact("mlx", family, "s4-g32", 8, head=(1, 2, 3, 1)) for family in headed]
+    # Windows, fused, shared, no positions beside pairs, experts; others differ in what a layer computes alone.
+    usual = ("mistral with a window", "phi3 with longrope", "gemma4", "cohere2", "qwen3_moe")
+    rows = [exact("mlx", family, "s4-g32", 6) for family in usual]
+    rows += [exact("mlx", family, "s4-g32", 6, head=(1, 2, 3, 1)) for family in ("gemma2", "lfm2")]
     rows += [exact("mlx", family, "s4-g32", 300, LONG) for family in models.EVERY]
-    widths = [(WIDE, 16), (WIDE, 8), ("gemma2", 4), ("gpt_oss", 8)]
-    rows += [exact("mlx", family, "s4-g32", 8, kv_bits=bits) for family, bits in widths]
-    for family in ("lfm2", "lfm2_moe", "qwen3_5"):
-        rows += [exact("mlx", family, "s4-g64", 15, spacing=spacing, adapter_rank=8) for spacing in (4, 128)]
-    for family in RECURRENT:
-        rows += [exact("mlx", family, "s4-g64", 8, kv_bits=bits, spacing=4) for bits in (16, 8, 4)]
+    rows += [exact("mlx", family, "s4-g32", 6, kv_bits=bits) for family, bits in ((WIDE, 16), ("gpt_oss", 8))]
+    for family, spacing in (("lfm2", 4), ("lfm2_moe", 128), ("qwen3_5", 4)):
+        rows += [exact("mlx", family, "s4-g64", 6, spacing=spacing, adapter_rank=8)]
+    rows += [
+        exact("mlx", family, "s4-g64", 6, kv_bits=bits, spacing=4)
+        for family, bits in zip(RECURRENT, (4, 8), strict=True)
+    ]
     rows += [exact("mlx", "one layer", "s4-g32", 5, tolerance=1e-5, memoryless=True)]
-    return rows + [exact("mlx", family, "s4-g32", 3, adapter_rank=8) for family in ("llama", "phi3", "gemma2")]
+    return [*rows, exact("mlx", "phi3", "s4-g32", 3, adapter_rank=8)]
 
 
 def llamacpp() -> list[Any]:
@@ -108,7 +104,7 @@ def llamacpp() -> list[Any]:
 
 def executorch() -> list[Any]:
     one, rows = {"exits": (1,)}, []
-    for sequences, marks in ((8, ()), (60, LONG)):
+    for sequences, marks in ((4, ()), (60, LONG)):
         rows += [exact("executorch", "qwen2", "s4-g32", sequences, marks, tolerance=0.05, **one)]
         rows += [near("executorch", "qwen2", "s4-g32", sequences, 0.05, LONG, **one)]
         rows += [near("executorch", "gemma3", "float32", sequences, 1e-4, LONG)]

@@ -131,8 +131,8 @@ def test_subjects_alternate(arena: Arena) -> None:
 
 @pytest.mark.parametrize(
     ("repeats", "loads", "processes"),
-    [(5, 3, [0, 0, 1, 1, 2]), (3, 3, [0, 1, 2]), (1, 2, [0]), (3, 1, [0, 0, 0])],
-    ids=["some share one", "one each", "more processes than trials", "one process"],
+    [(3, 2, [0, 0, 1]), (1, 2, [0])],
+    ids=["some share one", "more processes than trials"],
 )
 def test_trials_are_spread_over_fresh_processes(arena: Arena, repeats: int, loads: int, processes: list[int]) -> None:
     seen: list[int] = []

@@ -25,6 +25,7 @@ from edgekit_executorch.layout import PROGRAM
 from executorch_models import SLOTS, sealed_program
 from executorch_wheel import attention_library, installed_folder
 from fake_adb import SERIAL, Phone
+from kept import ROOT, kept
 
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest
@@ -98,13 +99,14 @@ class Runner(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    folder = tmp_path_factory.mktemp("runner")
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={installed_folder()}"]
-    for command in (configure, ["cmake", "--build", str(folder)]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return Runner(folder / "edgekit_runner")
+def runner() -> Runner:
+    def build(folder: Path) -> None:
+        configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={installed_folder()}"]
+        for command in (configure, ["cmake", "--build", str(folder)]):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    return Runner(kept(build, (SOURCE.relative_to(ROOT).as_posix(),), "the phone's runner") / "edgekit_runner")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ from edgekit_executorch.decoder import Append, ExecutorchDecoder, StepForward
 from edgekit_executorch.layer_tensors import has_windows
 from edgekit_executorch.linears import QuantisedLinear, embedding, linear, round_tokens
 from edgekit_executorch.operators import register_for_tracing
-from executorch_models import SLOTS, apart, reference_logits, weights_of
+from engines import apart, weights_of
+from executorch_models import SLOTS, reference_logits
 
 from edgekit.contracts.recipe import Format, Recipe, Rule
 from edgekit.errors import Unsupported
@@ -51,15 +52,15 @@ def said(decoder: ExecutorchDecoder, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("style", ["fused", "scattered"])
 @pytest.mark.parametrize("family", list(models.FAMILIES))
-def test_every_family_equals_reference(tmp_path: Path, family: str, style: str) -> None:
-    weights = weights_of(tmp_path, family, "s4-g32")
+def test_every_family_equals_reference(family: str, style: str) -> None:
+    _, weights = weights_of("executorch", family)
     made = ExecutorchDecoder(weights, slots=SLOTS, positions=SLOTS, context=SLOTS, style=style, arithmetic="floats")
     assert apart(said(made, TOKENS), reference_logits(weights, TOKENS)) < 2e-5
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral with a window"])
 def test_step_with_default_positions_equals_forward(tmp_path: Path, family: str) -> None:
-    weights = weights_of(tmp_path, family, "float32")
+    _, weights = weights_of("executorch", family, "float32")
     made = ExecutorchDecoder(weights, slots=SLOTS, positions=SLOTS, context=SLOTS)
     expected = said(made, TOKENS)
     places = torch.arange(len(TOKENS))
@@ -71,8 +72,8 @@ def test_step_with_default_positions_equals_forward(tmp_path: Path, family: str)
     assert apart(found, expected) < 1e-5
 
 
-def test_a_linear_holds_the_neutral_integers(tmp_path: Path) -> None:
-    weights = weights_of(tmp_path, "phi3", "s4-g32")
+def test_a_linear_holds_the_neutral_integers() -> None:
+    _, weights = weights_of("executorch", "phi3")
     module = "model.layers.1.self_attn.qkv_proj"
     made = linear(weights, module, slice(64, 96))
     assert isinstance(made, QuantisedLinear)
@@ -88,9 +89,9 @@ def test_each_token_is_rounded_alone() -> None:
     assert torch.equal(round_tokens(values[2:3]), rounded[2:3])
 
 
-def test_4_bit_table_is_refused(tmp_path: Path) -> None:
+def test_4_bit_table_is_refused() -> None:
     recipe = Recipe(name="s4-throughout", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
-    weights = weights_of(tmp_path, "llama", recipe)
+    _, weights = weights_of("executorch", "llama", recipe)
     with pytest.raises(Unsupported, match="8-bit or float"):
         embedding(weights, "model.embed_tokens")
 

@@ -18,7 +18,8 @@ import family_models as models
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
-from executorch_models import SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
+from engines import Model, apart, program
+from executorch_models import SLOTS, engine_logits, logits_in_order, usual
 
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
@@ -33,7 +34,7 @@ HEADS, DIM = 2, 16
 
 
 @pytest.fixture(scope="module")
-def int8_program() -> Made:
+def int8_program() -> Model:
     """The program of `usual` with an 8-bit cache."""
     return program("qwen2", "s4-g32", exits=(1,), kv_bits=8)
 
@@ -84,7 +85,7 @@ def test_close_gap_rotates_and_rounds_once(seed: int, tokens: int, data: st.Data
 
 
 @slow
-def test_state_bytes_equal_plan(int8_program: Made) -> None:
+def test_state_bytes_equal_plan(int8_program: Model) -> None:
     model, tokens = int8_program.plan.model, SLOTS
     engine = int8_program.open()
     expected = CACHE.state_bytes(model, tokens, 8)
@@ -99,7 +100,7 @@ def test_state_bytes_equal_plan(int8_program: Made) -> None:
 
 
 @slow
-def test_int8_kv_program_equals_sums_in_order_bitwise(int8_program: Made) -> None:
+def test_int8_kv_program_equals_sums_in_order_bitwise(int8_program: Model) -> None:
     engine = int8_program.open()
     found = engine_logits(engine, TOKENS)
     engine.close()
@@ -115,7 +116,7 @@ def fed(engine: Engine, tokens: list[int]) -> tuple[State, np.ndarray[Any, Any]]
 
 
 @slow
-def test_int8_kv_is_close_to_floats_after_evictions(int8_program: Made) -> None:
+def test_int8_kv_is_close_to_floats_after_evictions(int8_program: Model) -> None:
     fp32 = usual().open()
     small = int8_program.open()
     assert small.capabilities.kv_bits == (8,) and fp32.capabilities.kv_bits == (32,)
@@ -132,7 +133,7 @@ def test_int8_kv_is_close_to_floats_after_evictions(int8_program: Made) -> None:
 
 
 @slow
-def test_int8_kv_segment_survives_a_file_bitwise(int8_program: Made, tmp_path: Path) -> None:
+def test_int8_kv_segment_survives_a_file_bitwise(int8_program: Model, tmp_path: Path) -> None:
     engine = int8_program.open(exact=True)
     state, _ = fed(engine, TOKENS[:23])
     segment = state.save(0, 23)

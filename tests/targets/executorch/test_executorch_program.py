@@ -19,17 +19,8 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import FORWARD, PROGRAM, description
 from edgekit_executorch.program import LoadedProgram
 from edgekit_executorch.quiet import quiet_output
-from executorch_models import (
-    SLOTS,
-    Made,
-    apart,
-    decoder_of,
-    engine_logits,
-    logits_in_order,
-    program,
-    reference_logits,
-    usual,
-)
+from engines import Model, apart, lower, program
+from executorch_models import SLOTS, decoder_of, engine_logits, logits_in_order, reference_logits, usual
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -42,18 +33,18 @@ UNSEEN = -1e30
 
 
 @pytest.fixture(scope="session")
-def made() -> dict[str, Made]:
+def made() -> dict[str, Model]:
     """The usual program, and two float programs."""
     return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3", "hunyuan")}}
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 @pytest.mark.parametrize("sizes", [[90], [16] * 5 + [10], [1] * 90, [7, 16, 1, 16, 13, 1, 1, 16, 16, 3]], ids=str)
-def test_declared_window_equals_torch(made: dict[str, Made], family: str, sizes: list[int]) -> None:
+def test_declared_window_equals_torch(made: dict[str, Model], family: str, sizes: list[int]) -> None:
     """Compared with transformers on 90 tokens and windows of 12, for several ways to cut the text."""
-    weights, tokens = made[family].weights, list(models.tokens_of(90))
-    assert {layer.window for layer in weights.model.layers} >= {12}
-    expected = models.logits_of(models.reference_of(made[family].files / "model", weights), tokens)
+    tokens = models.tokens_of(90)
+    assert {layer.window for layer in made[family].plan.model.layers} >= {12}
+    expected = made[family].logits(tokens)
     engine = made[family].open(chunk_tokens=16)
     state, found, start = engine.start(engine.plan.storage), [], 0
     for size in sizes:
@@ -65,7 +56,7 @@ def test_declared_window_equals_torch(made: dict[str, Made], family: str, sizes:
     assert apart(np.concatenate(found), expected) < 1e-4
 
 
-def test_text_continues_beyond_rotary_tables(made: dict[str, Made]) -> None:
+def test_text_continues_beyond_rotary_tables(made: dict[str, Model]) -> None:
     """Slots of the cache are positions and start anew after evictions, so no position is the last one."""
     engine, policy = made["gemma2"].open(), KVEvictionPolicy.of(32, 4)
     assert engine.capabilities.max_position is None
@@ -80,7 +71,7 @@ def test_text_continues_beyond_rotary_tables(made: dict[str, Made]) -> None:
     engine.close()
 
 
-def test_integer_program_is_close_to_torch(made: dict[str, Made]) -> None:
+def test_integer_program_is_close_to_torch(made: dict[str, Model]) -> None:
     """They differ only where an activation is rounded the other way."""
     engine = made["qwen2"].open()
     found = engine_logits(engine, TOKENS)
@@ -99,7 +90,7 @@ def test_integer_program_is_close_to_torch(made: dict[str, Made]) -> None:
     [("qwen2", "s4-g32"), ("qwen2", "s8"), ("qwen3", "s4-g64"), ("gemma3", "s4-g32")],
     ids=["groups and biases", "rows and biases", "norms of heads", "windows and another curve"],
 )
-def test_integer_program_equals_sums_in_order_bitwise(made: dict[str, Made], family: str, recipe: str) -> None:
+def test_integer_program_equals_sums_in_order_bitwise(made: dict[str, Model], family: str, recipe: str) -> None:
     built = made["qwen2"] if (family, recipe) == ("qwen2", "s4-g32") else program(family, recipe)
     engine = built.open()
     found = engine_logits(engine, TOKENS)
@@ -107,7 +98,7 @@ def test_integer_program_equals_sums_in_order_bitwise(made: dict[str, Made], fam
     assert np.array_equal(found, logits_in_order(built, TOKENS))
 
 
-def test_file_holds_neutral_integers_and_scales(made: dict[str, Made]) -> None:
+def test_file_holds_neutral_integers_and_scales(made: dict[str, Model]) -> None:
     weights, data = made["qwen2"].weights, (made["qwen2"].files / PROGRAM).read_bytes()
     seen = 0
     for module in weights.modules():
@@ -123,7 +114,7 @@ def test_file_holds_neutral_integers_and_scales(made: dict[str, Made]) -> None:
     assert seen == 2 * 7 + 1
 
 
-def test_step_and_append_share_weights_and_cache(made: dict[str, Made]) -> None:
+def test_step_and_append_share_weights_and_cache(made: dict[str, Model]) -> None:
     loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
     loaded.append(TOKENS[:9], 0, [8])
     by_append = loaded.append(TOKENS[9:10], 9, [0])[0]
@@ -137,7 +128,7 @@ def test_step_and_append_share_weights_and_cache(made: dict[str, Made]) -> None:
     loaded.close()
 
 
-def test_ring_with_sinks_through_step(made: dict[str, Made]) -> None:
+def test_ring_with_sinks_through_step(made: dict[str, Model]) -> None:
     """As in a phone's app: 4 sinks and a window of 16 in 20 slots, with many more tokens than slots."""
     loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
     sinks, window, tokens = 4, 16, list(models.tokens_of(70))
@@ -157,7 +148,7 @@ def test_ring_with_sinks_through_step(made: dict[str, Made]) -> None:
     loaded.close()
 
 
-def test_the_program_describes_itself(made: dict[str, Made]) -> None:
+def test_the_program_describes_itself(made: dict[str, Model]) -> None:
     loaded = LoadedProgram(made["gemma2"].files / PROGRAM, threads=1)
     for name, expected in description(made["gemma2"].plan).items():
         found = loaded.fact(name)
@@ -171,7 +162,7 @@ def test_the_program_describes_itself(made: dict[str, Made]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-def test_the_vendors_method_gives_the_last_row(made: dict[str, Made], family: str) -> None:
+def test_the_vendors_method_gives_the_last_row(made: dict[str, Model], family: str) -> None:
     """Its cache is its own, so the whole text goes through it."""
     loaded = LoadedProgram(made[family].files / PROGRAM, threads=1)
     forward, start = loaded._method(FORWARD), 0
@@ -183,7 +174,7 @@ def test_the_vendors_method_gives_the_last_row(made: dict[str, Made], family: st
     loaded.close()
 
 
-def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
+def test_planned_memory_is_read_from_the_file(made: dict[str, Model]) -> None:
     contents = read_contents(made["qwen2"].files / PROGRAM)
     assert {"forward", "append", "step", "get_eos_ids"} <= set(contents.methods)
     assert contents.delegates == {"XnnpackBackend"}
@@ -193,7 +184,7 @@ def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
     assert cache < contents.arena_bytes < cache + 1_000_000
 
 
-def test_more_logits_than_one_call_computes(made: dict[str, Made]) -> None:
+def test_more_logits_than_one_call_computes(made: dict[str, Model]) -> None:
     engine = made["gemma2"].open()
     engine._program.rows = 3
     state = engine.start(engine.plan.storage)
@@ -203,7 +194,7 @@ def test_more_logits_than_one_call_computes(made: dict[str, Made]) -> None:
     engine.close()
 
 
-def test_waiting_states_have_own_memory(made: dict[str, Made]) -> None:
+def test_waiting_states_have_own_memory(made: dict[str, Model]) -> None:
     engine = made["qwen2"].open()
     states = [engine.start(engine.plan.storage) for _ in range(3)]
     for turn in range(3):
@@ -215,7 +206,7 @@ def test_waiting_states_have_own_memory(made: dict[str, Made]) -> None:
     engine.close()
 
 
-def test_exit_equals_model_of_first_layers(made: dict[str, Made]) -> None:
+def test_exit_equals_model_of_first_layers(made: dict[str, Model]) -> None:
     """After the exit's tokens are rewound, all layers write the cache again."""
     engine = made["qwen2"].open(exact=True)
     assert engine.capabilities.exits == (1,)
@@ -239,36 +230,50 @@ def test_exit_equals_model_of_first_layers(made: dict[str, Made]) -> None:
     engine.close()
 
 
-def test_a_longer_context_than_was_exported_is_refused(made: dict[str, Made]) -> None:
+def test_a_longer_context_than_was_exported_is_refused(made: dict[str, Model]) -> None:
     plan = made["qwen2"].plan
     storage = plan.storage.model_copy(update={"capacity_tokens": SLOTS + 1})
     with pytest.raises(InvalidInput, match=f"holds {SLOTS} tokens .* export with that context"):
         made["qwen2"].open(storage=storage, cache=KVEvictionPolicy())
 
 
-def test_a_program_for_another_backend_is_refused_with_the_cure(
-    made: dict[str, Made], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (b"ET12", b"ET13", "file format 'ET13', this edgekit reads ET12; export it again"),
+        (
+            b"llama::custom_sdpa",
+            b"llama::custom_sdpb",
+            r"calls 'llama::custom_sdpb\.out', which ExecuTorch .* not have",
+        ),
+        (b"XnnpackBackend", b"VulkanBackend\0", "lowered to .*ulkan.*which this build .* export for xnnpack"),
+    ],
+    ids=["another format", "another version's operator", "another backend"],
+)
+def test_a_program_that_cannot_run_here_is_refused_with_the_cure(
+    made: dict[str, Model], tmp_path: Path, old: bytes, new: bytes, line: str
 ) -> None:
-    contents = read_contents(made["qwen2"].files / PROGRAM)
-    foreign = contents._replace(delegates=frozenset({"VulkanBackend"}))
-    monkeypatch.setattr("edgekit_executorch.program.read_contents", lambda path: foreign)
-    with pytest.raises(Unsupported, match=r"lowered to vulkan.*cannot run.*export for xnnpack"):
-        made["qwen2"].open()
+    changed = made["qwen2"].copied(tmp_path)
+    data = (changed.files / PROGRAM).read_bytes()
+    (changed.files / PROGRAM).write_bytes(data.replace(old, new))
+    with pytest.raises(EdgekitError, match=line):
+        changed.open()
 
 
-def test_a_program_of_another_layout_is_refused(made: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_another_layout_is_refused(made: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit_executorch.program.LAYOUTS", (98, 99))
     with pytest.raises(Unsupported, match="layout 2, this edgekit runs 99; export it again"):
         made["qwen2"].open()
 
 
-def test_a_program_of_the_first_layout_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_the_first_layout_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There `append` was called `forward`, and ExecuTorch's own runners had no method."""
+    old = program("qwen2", "float32", layers=1)._replace(files=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("edgekit_executorch.lowering.APPEND", FORWARD)
         patch.setattr("edgekit_executorch.lowering.with_forward", lambda program, config: program)
         patch.setattr("edgekit_executorch.layout.LAYOUT_VERSION", 1)
-        old = program("qwen2", "float32", layers=1)
+        lower(old.plan, old.weights, tmp_path)
     assert set(read_contents(old.files / PROGRAM).methods) == {FORWARD, "step", *description(old.plan)}
     engine = old.open()
     assert apart(engine_logits(engine, TOKENS), reference_logits(old.weights, TOKENS)) < 1e-4
@@ -276,7 +281,7 @@ def test_a_program_of_the_first_layout_opens(monkeypatch: pytest.MonkeyPatch) ->
     assert len(dict(ExecutorchTarget().weights(old.plan, old.files))) == len(list(old.plan.model.tensors()))
 
 
-def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> None:
+def test_damaged_programs_are_refused(made: dict[str, Model], tmp_path: Path) -> None:
     whole = (made["qwen2"].files / PROGRAM).read_bytes()
     damaged = {
         "empty": b"",

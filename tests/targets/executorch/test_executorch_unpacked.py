@@ -15,7 +15,8 @@ import measured
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.sharing import share_constants
-from executorch_models import Made, program, usual
+from engines import Model, lower, program
+from executorch_models import usual
 
 from edgekit.artifact.self_check import self_check
 from edgekit.common.progress import no_progress
@@ -45,7 +46,7 @@ def test_weights_have_their_own_places_in_the_program() -> None:
         assert len(stored) - len(packed) - len(scales) < 128, module
 
 
-def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path:
+def damaged(made: Model, folder: Path, old: bytes, place: int, mask: int) -> Path:
     """A copy of the program in which one byte of `old` is changed."""
     data = bytearray((made.files / PROGRAM).read_bytes())
     assert data.count(old) == 1
@@ -54,7 +55,7 @@ def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path
     return folder
 
 
-def differences(made: Made, files: Path) -> dict[str, list[tuple[int, ...]]]:
+def differences(made: Model, files: Path) -> dict[str, list[tuple[int, ...]]]:
     found = {}
     for name, values in ExecutorchTarget().weights(made.plan, files):
         places = np.argwhere(values != made.weights.tensor(name))
@@ -80,14 +81,15 @@ def test_changed_scale_is_located(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unshared() -> Made:
+def unshared(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The usual program as older versions wrote it, with a second copy of the tied table."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("edgekit_executorch.lowering.share_constants", lambda path: 0)
-        return program("qwen2", "s4-g32", exits=(1,), chunk_tokens=15)
+        lower(usual().plan, usual().weights, folder := tmp_path_factory.mktemp("unshared"))
+        return usual()._replace(files=folder)
 
 
-def test_tied_head_shares_bytes_of_table(unshared: Made, tmp_path: Path) -> None:
+def test_tied_head_shares_bytes_of_table(unshared: Model, tmp_path: Path) -> None:
     table = unshared.weights.integers("model.embed_tokens").tobytes()
     before = (unshared.files / PROGRAM).read_bytes()
     assert before.count(table) == 2
@@ -110,12 +112,12 @@ def test_tied_head_shares_bytes_of_table(unshared: Made, tmp_path: Path) -> None
 
 
 def test_float_tied_head_shares_bytes_of_table() -> None:
-    made = program("gemma2", "float32", 2)
+    made = program("gemma2", "float32")
     table = made.weights.dequantised("model.embed_tokens").astype("<f4").tobytes()
     assert (made.files / PROGRAM).read_bytes().count(table) == 1
 
 
-def test_differing_copy_of_tied_table_is_named(unshared: Made, tmp_path: Path) -> None:
+def test_differing_copy_of_tied_table_is_named(unshared: Model, tmp_path: Path) -> None:
     made = unshared
     data = bytearray((made.files / PROGRAM).read_bytes())
     table = made.weights.integers("model.embed_tokens").tobytes()
@@ -145,7 +147,7 @@ def test_damaged_programs_raise_only_edgekit_errors(tmp_path: Path) -> None:
 
 
 def test_a_program_of_another_model_is_refused(tmp_path: Path) -> None:
-    made, other = usual(), program("gemma2", "float32", 2)
+    made, other = usual(), program("gemma2", "float32")
     shutil.copyfile(other.files / PROGRAM, tmp_path / PROGRAM)
     assert "its plan says" in measured.refused(lambda: list(ExecutorchTarget().weights(made.plan, tmp_path)))
 

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import llamacpp_models
+import family_models as models
 from edgekit_llamacpp import context, engine, library
 from edgekit_llamacpp.engine import LlamaCppEngine
+from engines import llamacpp_model
 
 from edgekit.errors import Unsupported
 
@@ -29,20 +30,20 @@ def _no_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_exact(family: str, recipe: str = "s4-g32") -> None:
-    made = llamacpp_models.made(family, recipe)
+    made = llamacpp_model(family, recipe)
     opened = LlamaCppEngine(made.plan, made.files, exact=True)
     opened.start(made.plan.storage)  # closes the engine if the check fails
     opened.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", llamacpp_models.WIDE_HEADS])
+@pytest.mark.parametrize("family", ["llama", "gemma3", models.WIDE_HEADS])
 def test_flash_attention_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_FLASH_OFF", context._FLASH_ON)
     with pytest.raises(Unsupported, match="exact mode does not hold on this machine"):
         start_exact(family)
 
 
-@pytest.mark.parametrize("family", ["gemma3", llamacpp_models.WIDE_HEADS])
+@pytest.mark.parametrize("family", ["gemma3", models.WIDE_HEADS])
 def test_kernels_of_a_lone_row_are_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (context, engine):
         monkeypatch.setattr(module, "LEAST_EXACT", 1)
@@ -50,6 +51,6 @@ def test_kernels_of_a_lone_row_are_noticed(family: str, monkeypatch: pytest.Monk
         start_exact(family)
 
 
-@pytest.mark.parametrize("family", ["gemma3", llamacpp_models.WIDE_HEADS])
+@pytest.mark.parametrize("family", ["gemma3", models.WIDE_HEADS])
 def test_what_is_planted_is_what_is_noticed(family: str) -> None:
     start_exact(family)

@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import family_models as models
-import llamacpp_models
 import runtimes
 from edgekit_llamacpp import LlamaCppTarget
 from edgekit_llamacpp.layout import MODELFILE, WEIGHTS
 from edgekit_llamacpp.offers import offer
 from edgekit_llamacpp.tokens import stop_texts, tokenizer_metadata
+from engines import llamacpp_model
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.neutral import is_module, on_disk
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 @pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s8", "float16", "float32"])
 @pytest.mark.parametrize("family", ["llama untied, with biases", "qwen3", "phi3", "gemma3"])
 def test_file_holds_neutral_integers_and_scales(family: str, recipe: str) -> None:
-    made = llamacpp_models.made(family, recipe)
+    made = llamacpp_model(family, recipe)
     check_weights(LlamaCppTarget(), made.plan, made.files, made.weights)
     types = {"s4": "Q4_0", "s8": "Q8_0", "float16": "F16", "float32": "F32"}
     with GgufFile.open(made.files / WEIGHTS) as file:
@@ -52,7 +52,7 @@ def test_file_holds_neutral_integers_and_scales(family: str, recipe: str) -> Non
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float16"])
 def test_plan_counts_the_bytes_of_the_file(recipe: str) -> None:
-    made = llamacpp_models.made(llamacpp_models.WIDE_HEADS, recipe)
+    made = llamacpp_model(models.WIDE_HEADS, recipe)
     facts = offer(made.plan.model, load_profile("laptop-x86-8gb"), "cpu", made.plan.recipe).memory
     with GgufFile.open(made.files / WEIGHTS) as file:
         stored = sum(
@@ -62,9 +62,9 @@ def test_plan_counts_the_bytes_of_the_file(recipe: str) -> None:
     assert stored_weight_bytes(made.plan.model, made.plan.recipe, facts) == pytest.approx(stored, rel=0.01)
 
 
-@pytest.mark.parametrize("family", llamacpp_models.FAMILIES)
+@pytest.mark.parametrize("family", models.OF_TARGETS["llamacpp"])
 def test_file_describes_the_planned_model(family: str) -> None:
-    made = llamacpp_models.made(family)
+    made = llamacpp_model(family)
     assert refusal(made.plan.model, made.plan.recipe, made.plan.context) is None
     read = read_back(made.plan.model, made.plan.context)
     assert [layer.kv_heads for layer in read.layers] == [layer.kv_heads for layer in made.plan.model.layers]
@@ -95,7 +95,7 @@ def test_window_within_which_the_context_lies_is_accepted(tmp_path: Path) -> Non
 
 
 def test_window_on_yarn_is_refused() -> None:
-    plan = llamacpp_models.made("llama with yarn").plan
+    plan = llamacpp_model("llama with yarn").plan
     windowed = plan.model_copy(update={"cache": KVEvictionPolicy.of(96, 4)})
     with pytest.raises(Unsupported, match="scales the keys"):
         LlamaCppTarget().check(windowed)
@@ -103,7 +103,7 @@ def test_window_on_yarn_is_refused() -> None:
 
 def test_tokenizer_is_written_and_encodes_alike(tmp_path: Path) -> None:
     tokenizer = runtimes.byte_level()
-    model = llamacpp_models.made("llama").plan.model.model_copy(
+    model = llamacpp_model("llama").plan.model.model_copy(
         update={"vocab_size": tokenizer.get_vocab_size(with_added_tokens=True) + 3}
     )
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
@@ -122,7 +122,7 @@ def test_bundled_model_has_tokenizer_template_and_stops() -> None:
 
 
 def test_tokenizer_of_another_kind_is_left_out(tmp_path: Path) -> None:
-    model = llamacpp_models.made("llama").plan.model
+    model = llamacpp_model("llama").plan.model
     assert tokenizer_metadata(model, tmp_path) == {"tokenizer.ggml.model": "none"}
     (tmp_path / "tokenizer.json").write_text("{}")
     assert tokenizer_metadata(model, tmp_path) == {"tokenizer.ggml.model": "none"}
@@ -152,6 +152,6 @@ def test_exporting_loads_neither_llamacpp_nor_torch() -> None:
 def test_modelfile_names_context_and_stops(tmp_path: Path) -> None:
     from edgekit_llamacpp.export import modelfile
 
-    text = modelfile(llamacpp_models.made("llama").plan, ["<|im_end|>", 'a"b'])
+    text = modelfile(llamacpp_model("llama").plan, ["<|im_end|>", 'a"b'])
     assert text.splitlines() == ["FROM ./model.gguf", "PARAMETER num_ctx 128", 'PARAMETER stop "<|im_end|>"']
-    assert not (llamacpp_models.made("llama").files / MODELFILE).exists()  # its folder has no tokenizer
+    assert not (llamacpp_model("llama").files / MODELFILE).exists()  # its folder has no tokenizer

@@ -16,10 +16,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import llamacpp_kills
-import llamacpp_models
 from edgekit_llamacpp import LlamaCppTarget, library
 from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.layout import WEIGHTS
+from engines import llamacpp_model
 
 from edgekit.artifact.artifact import open_artifact, seal
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -45,8 +45,8 @@ def lines_of(script: str, *arguments: object, home: Path) -> list[str]:
 @runs
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_each_trap_is_a_typed_error(mode: str, tmp_path: Path) -> None:
-    made = llamacpp_models.made("llama", context=256, sequences=3)
-    other = llamacpp_models.made("qwen2")
+    made = llamacpp_model("llama", context=256, sequences=3)
+    other = llamacpp_model("qwen2")
     plan, scratch = tmp_path / "plan.json", tmp_path / "scratch"
     plan.write_text(made.plan.model_copy(update={"adapter_rank": 8}).to_json())
     scratch.mkdir()
@@ -65,7 +65,7 @@ def test_forged_artifacts_that_agree_with_their_plans_never_end_the_process(tmp_
 @runs
 def test_an_artifact_that_is_sealed_anew_must_still_agree_with_its_plan(tmp_path: Path) -> None:
     """Other weights under the same header open: a seal proves integrity, not origin."""
-    made = llamacpp_models.made("llama")
+    made = llamacpp_model("llama")
     changes = {"header": llamacpp_kills.flip_number(b"llama.attention.head_count_kv"), "weights": flip_last_bit}
     for name, change in changes.items():
         data = bytearray((made.files / WEIGHTS).read_bytes())
@@ -86,7 +86,7 @@ def flip_last_bit(data: bytearray) -> None:
 
 
 def test_evictions_are_refused_where_all_layers_have_windows() -> None:
-    plan = llamacpp_models.made("gemma3").plan
+    plan = llamacpp_model("gemma3").plan
     windowed = plan.model.model_copy(update={"layers": plan.model.layers[:5]})
     able, unable = (capabilities(model, plan.recipe, "cpu", 128) for model in (plan.model, windowed))
     assert able.can_evict and not unable.can_evict
@@ -96,7 +96,7 @@ def test_evictions_are_refused_where_all_layers_have_windows() -> None:
 
 
 def test_a_model_without_positions_is_refused() -> None:
-    model = llamacpp_models.made("smollm3").plan.model
+    model = llamacpp_model("smollm3").plan.model
     layers = tuple(layer.model_copy(update={"rope": None}) for layer in model.layers)
     found = refusal(model.model_copy(update={"layers": layers}), named_recipe("s4-g32"), 128)
     assert found is not None and "none of its layers has positions" in found

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import llamacpp_models
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.memory import facts, memory_terms
+from engines import llamacpp_model
 
 from edgekit.artifact.export import export
 from edgekit.common.footprint import private_bytes_now
@@ -54,7 +54,7 @@ def logged() -> Iterator[dict[str, float]]:
 
 
 def planned(family: str, context: int, sequences: int) -> tuple[Plan, Path]:
-    made = llamacpp_models.made(family, context=context, sequences=sequences, chunk_tokens=512)
+    made = llamacpp_model(family, context=context, sequences=sequences, chunk_tokens=512)
     plan = made.plan
     stored = facts(load_profile("laptop-x86-8gb"), "cpu").model_copy(update={"tokenizer_bytes": 0})
     return plan.model_copy(update={"memory": stored}), made.files
@@ -81,7 +81,7 @@ def test_cache_and_buffers_are_as_predicted(family: str, exact: bool, logged: di
 
 @runs
 def test_dropped_engine_frees_its_caches() -> None:
-    made = llamacpp_models.made("llama", context=8192, sequences=16, chunk_tokens=64)
+    made = llamacpp_model("llama", context=8192, sequences=16, chunk_tokens=64)
 
     def open_and_forget() -> None:
         engine = LlamaCppEngine(made.plan, made.files)
@@ -100,7 +100,7 @@ def test_dropped_engine_frees_its_caches() -> None:
 
 @runs
 def test_new_cache_size_replaces_unused_caches() -> None:
-    made = llamacpp_models.made("llama", context=1024, sequences=2, chunk_tokens=64)
+    made = llamacpp_model("llama", context=1024, sequences=2, chunk_tokens=64)
     engine = LlamaCppEngine(made.plan, made.files)
     first = engine.start(made.plan.storage)
     small = made.plan.storage.model_copy(update={"capacity_tokens": 200})

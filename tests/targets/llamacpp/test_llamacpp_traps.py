@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import family_models as models
-import llamacpp_models
 from edgekit_llamacpp import layout, library
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.layout import WEIGHTS, check_file
+from engines import llamacpp_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
@@ -38,7 +38,7 @@ runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.miss
 
 
 def opened(family: str = "llama", *, exact: bool = False, **plan: Any) -> LlamaCppEngine:
-    made = llamacpp_models.made(family, **plan)
+    made = llamacpp_model(family, **plan)
     return LlamaCppEngine(made.plan, made.files, exact=exact)
 
 
@@ -121,7 +121,7 @@ def test_steps_leave_a_busy_core_alone_and_prefill_does_not(monkeypatch: pytest.
 
 @runs
 def test_256_sequences_run_and_the_next_is_refused() -> None:
-    engine = opened(llamacpp_models.ONE_LAYER, context=64, sequences=256, chunk_tokens=16)
+    engine = opened(models.ONE_LAYER, context=64, sequences=256, chunk_tokens=16)
     states = [engine.start(engine.plan.storage) for _ in range(256)]
     with pytest.raises(InvalidInput, match="all 256 states"):
         engine.start(engine.plan.storage)
@@ -159,7 +159,7 @@ def test_bad_chunks_are_typed_errors() -> None:
 @runs
 @pytest.mark.parametrize("change", ["cut", "header", "foreign", "empty", "missing", "other tensors", "magic"])
 def test_damaged_or_foreign_file_is_refused(change: str, tmp_path: Path) -> None:
-    made = llamacpp_models.made("llama")
+    made = llamacpp_model("llama")
     data = bytearray((made.files / WEIGHTS).read_bytes())
     if change == "cut":
         data = data[:-100]
@@ -167,11 +167,11 @@ def test_damaged_or_foreign_file_is_refused(change: str, tmp_path: Path) -> None
         place = data.index(b"llama.embedding_length") + len(b"llama.embedding_length") + 4
         data[place] ^= 1
     elif change == "foreign":
-        data = bytearray((llamacpp_models.made("qwen2").files / WEIGHTS).read_bytes())
+        data = bytearray((llamacpp_model("qwen2").files / WEIGHTS).read_bytes())
     elif change == "empty":
         data = bytearray()
     elif change == "other tensors":
-        data = bytearray((llamacpp_models.made("llama", "s8").files / WEIGHTS).read_bytes())
+        data = bytearray((llamacpp_model("llama", "s8").files / WEIGHTS).read_bytes())
     elif change == "magic":
         data[:4] = b"GGML"
     if change != "missing":
@@ -185,7 +185,7 @@ def test_a_sealed_file_is_checked_once_and_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    made, files, checked = llamacpp_models.made("llama"), tmp_path / "artifact", []
+    made, files, checked = llamacpp_model("llama"), tmp_path / "artifact", []
     shutil.copytree(made.files, files)
     (files / MANIFEST).write_bytes(b"its hash names the artifact")
 
@@ -230,7 +230,7 @@ def test_yarn_model_refuses_to_evict_and_windows_refuse_to_save() -> None:
 def test_segment_is_cut_joined_and_set_into_another_sequence() -> None:
     for bits in (32, 16, 8, 4):
         for exact in (False, True) if bits >= 16 else (False,):
-            engine = opened(llamacpp_models.WIDE_HEADS, kv_bits=bits, exact=exact)
+            engine = opened(models.WIDE_HEADS, kv_bits=bits, exact=exact)
             tokens = list(models.tokens_of(60))
             state = engine.start(engine.plan.storage)
             feed(engine, state, tokens, 0)
@@ -263,4 +263,4 @@ def test_fewer_threads_give_the_same_logits() -> None:
 @runs
 def test_exact_mode_refuses_narrow_cache() -> None:
     with pytest.raises(Unsupported, match="kv_bits 16"):
-        opened(llamacpp_models.WIDE_HEADS, kv_bits=8, exact=True)
+        opened(models.WIDE_HEADS, kv_bits=8, exact=True)

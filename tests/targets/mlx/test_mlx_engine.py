@@ -18,7 +18,6 @@ pytest.importorskip("mlx")
 
 import family_models as models
 import mlx.core as mx
-import mlx_models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.convolution import Carry
 from edgekit_mlx.decoder import Run
@@ -30,6 +29,7 @@ from edgekit_mlx.offers import offer
 from edgekit_mlx.preparation import Preparation, wired_limit
 from edgekit_mlx.weights import Weights
 from edgekit_mlx.worker import MlxThread
+from engines import apart, fed, fed_under, mlx_model, storage_of
 
 from edgekit.contracts import recurrent
 from edgekit.contracts.engine import Chunk
@@ -50,35 +50,35 @@ WITH_WIDE_HEADS = "llama 3 rope, wide heads"
 
 
 def opened(family: str, **plan: Any) -> MlxEngine:
-    made = mlx_models.made(family, **plan)
+    made = mlx_model(family, **plan)
     return MlxEngine(made.plan, made.files)
 
 
 @pytest.mark.parametrize(("bits", "allowed"), [(32, 2e-5), (16, 3e-3), (8, 0.05), (4, 0.6)])
 def test_one_layer_eviction_equals_never_fed(bits: int, allowed: float) -> None:
     """After 60 evictions, logits are as close as after one."""
-    engine = opened(mlx_models.ONE_LAYER)
-    tokens = mlx_models.tokens_of(260)
+    engine = opened(models.ONE_LAYER)
+    tokens = models.tokens_of(260)
     policy = KVEvictionPolicy(window=24, sinks=4, block=4)
-    state = engine.start(mlx_models.storage(engine, bits, 24))
-    found = mlx_models.fed_under(engine, state, tokens, policy, 4)[-1]
+    state = engine.start(storage_of(engine, bits, 24))
+    found = fed_under(engine, state, tokens, policy, 4)[-1]
     kept = tokens[:4] + tokens[4 - state.length :]
     assert state.position == 260 and len(kept) == state.length
-    plain = engine.start(mlx_models.storage(engine, 32, 24))
-    wanted = mlx_models.fed(engine, plain, kept, [8])[-1]
+    plain = engine.start(storage_of(engine, 32, 24))
+    wanted = fed(engine, plain, kept, [8])[-1]
     engine.close()
-    assert mlx_models.apart(found, wanted) < allowed
+    assert apart(found, wanted) < allowed
 
 
 def test_quantised_sinks_are_rounded_once() -> None:
-    engine = opened(mlx_models.ONE_LAYER)
+    engine = opened(models.ONE_LAYER)
     policy = KVEvictionPolicy(window=24, sinks=4, block=1)
-    state = engine.start(mlx_models.storage(engine, 4, 24))
-    mlx_models.fed_under(engine, state, mlx_models.tokens_of(24), policy, 1)
+    state = engine.start(storage_of(engine, 4, 24))
+    fed_under(engine, state, models.tokens_of(24), policy, 1)
     at_first = [np.array(original) for original in [cache.keys(0, 4) for cache in state.caches]]
-    mlx_models.fed_under(engine, state, mlx_models.tokens_of(200, seed=9), policy, 1)
+    fed_under(engine, state, models.tokens_of(200, seed=9), policy, 1)
     moved = [state._rotated([cache.keys(0, 4) for cache in state.caches], -state._origin)]
-    error = mlx_models.apart(np.array(moved[0][0]), at_first[0])
+    error = apart(np.array(moved[0][0]), at_first[0])
     engine.close()
     assert state.position == 224 and error < 0.2  # one step of four bits is 1/15 of a group's range
 
@@ -87,25 +87,25 @@ def test_quantised_sinks_are_rounded_once() -> None:
 def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
     monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
-    engine, tokens = opened(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
+    engine, tokens = opened(family, backend="metal", kv_bits=16), models.tokens_of(12)
     assert engine.capabilities.exact == "on_request" and engine.capabilities.kv_bits[0] == 16
     state = engine.start(engine.plan.storage)
-    found = mlx_models.fed(engine, state, tokens, [5])
+    found = fed(engine, state, tokens, [5])
     run = Run(state.caches, state.length, state.next_position, 1, {}, 0)
     hidden = engine._worker.run(lambda: engine._decoder.body([1], [run], {2})[2].dtype)
     engine.close()
     assert hidden == (mx.float32 if family.startswith("gemma") else mx.float16)  # Gemma's residual outgrows float16
-    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 0.02
+    assert apart(found, mlx_model(family).logits(tokens)) < 0.02
 
 
 @pytest.mark.parametrize("family", ["mistral with a window", "gemma2", "llama"])
 def test_blocks_of_scores_are_bitwise_equal(family: str) -> None:
-    tokens = mlx_models.tokens_of(100)
+    tokens = models.tokens_of(100)
     found = []
     for score_bytes in (1, 4 * 4 * 70, 1 << 30):
         engine = opened(family)
         engine.score_bytes = score_bytes
-        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [50]))
+        found.append(fed(engine, engine.start(engine.plan.storage), tokens, [50]))
         engine.close()
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_array_equal(found[1], found[2])
@@ -114,52 +114,52 @@ def test_blocks_of_scores_are_bitwise_equal(family: str) -> None:
 @pytest.mark.parametrize("family", ["mistral with a window", "gemma3"])
 def test_chunking_does_not_matter_beyond_windows(family: str) -> None:
     """From 64 tokens beyond a window on, attention begins at a later key, which depends on the chunk."""
-    tokens, found = mlx_models.tokens_of(250), []
+    tokens, found = models.tokens_of(250), []
     for sizes in ([1], [64], [3, 50, 7]):
         engine = opened(family, context=256)
-        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, sizes))
+        found.append(fed(engine, engine.start(engine.plan.storage), tokens, sizes))
         engine.close()
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
-    assert mlx_models.apart(found[0], mlx_models.expected(family, tokens)) < 1e-5
+    assert apart(found[0], mlx_model(family).logits(tokens)) < 1e-5
 
 
 def test_eviction_after_more_sinks_than_originals() -> None:
-    engine, tokens = opened(mlx_models.ONE_LAYER), mlx_models.tokens_of(110)
+    engine, tokens = opened(models.ONE_LAYER), models.tokens_of(110)
     state = engine.start(engine.plan.storage)
-    mlx_models.fed(engine, state, tokens[:100], [50])
+    fed(engine, state, tokens[:100], [50])
     state.evict(80, 90)  # 80 tokens are turned forward, more than have originals
     state.evict(70, 72)
     state.rewind(50)  # into the first ones
     state.evict(10, 12)
-    found = mlx_models.fed(engine, state, tokens[100:], [5])[-1]
+    found = fed(engine, state, tokens[100:], [5])[-1]
     kept = tokens[:10] + tokens[12:38] + tokens[100:]
     plain = engine.start(engine.plan.storage)
-    wanted = mlx_models.fed(engine, plain, kept, [23])[-1]
+    wanted = fed(engine, plain, kept, [23])[-1]
     engine.close()
-    assert state.length == len(kept) and mlx_models.apart(found, wanted) < 1e-5
+    assert state.length == len(kept) and apart(found, wanted) < 1e-5
 
 
 def test_large_positions_rotate_exactly() -> None:
-    engine, tokens = opened("llama"), mlx_models.tokens_of(30)
-    near = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [10])
+    engine, tokens = opened("llama"), models.tokens_of(30)
+    near = fed(engine, engine.start(engine.plan.storage), tokens, [10])
     state = engine.start(engine.plan.storage)
     state._origin = 50_000_000
-    far = mlx_models.fed(engine, state, tokens, [10])
+    far = fed(engine, state, tokens, [10])
     engine.close()
-    assert mlx_models.apart(far, near) < 1e-5
+    assert apart(far, near) < 1e-5
 
 
 def test_states_of_several_widths_decode_together() -> None:
     engine = opened(WITH_WIDE_HEADS)
     widths = [32, 8, 4, 16]
-    texts = [mlx_models.tokens_of(count, seed=count) for count in (5, 17, 30, 11)]
+    texts = [models.tokens_of(count, seed=count) for count in (5, 17, 30, 11)]
     alone = []
     for bits, text in zip(widths, texts, strict=True):
-        state = engine.start(mlx_models.storage(engine, bits))
-        alone.append(mlx_models.fed(engine, state, [*text, 9, 8, 7], [4])[-1])
+        state = engine.start(storage_of(engine, bits))
+        alone.append(fed(engine, state, [*text, 9, 8, 7], [4])[-1])
         state.close()
-    states = [engine.start(mlx_models.storage(engine, bits)) for bits in widths]
+    states = [engine.start(storage_of(engine, bits)) for bits in widths]
     engine.forward([Chunk(state, text, 0) for state, text in zip(states, texts, strict=True)])
     for place in range(len(states)):
         engine.forward([Chunk(other, [3] * (place + 1), place + 1) for other in states])
@@ -172,7 +172,7 @@ def test_states_of_several_widths_decode_together() -> None:
 
 
 def test_exit_equals_first_layers_and_head() -> None:
-    made, tokens = mlx_models.made("qwen3"), mlx_models.tokens_of(20)
+    made, tokens = mlx_model("qwen3"), models.tokens_of(20)
     engine = opened("qwen3")
     assert engine.capabilities.exits == (1, 2)
     import torch
@@ -183,7 +183,7 @@ def test_exit_equals_first_layers_and_head() -> None:
         state.close()
         first = made.plan.model.model_copy(update={"layers": made.plan.model.layers[:leave]})
         wanted = torch_logits(first, lambda name: torch.from_numpy(np.array(made.weights.tensor(name))), tokens)
-        assert mlx_models.apart(found, wanted.numpy()) < 1e-5
+        assert apart(found, wanted.numpy()) < 1e-5
     engine.close()
 
 
@@ -203,7 +203,7 @@ def test_exit_tokens_must_be_rewound_first() -> None:
 
 def test_row_by_row_equals_chunks_and_batches() -> None:
     """Exact mode on Metal runs row by row; on the CPU this changes no bit."""
-    engine, text = opened("llama"), mlx_models.tokens_of(20)
+    engine, text = opened("llama"), models.tokens_of(20)
     plain = [engine.start(engine.plan.storage) for _ in range(2)]
     wanted = engine.forward([Chunk(state, text, 6) for state in plain])
     engine._one_by_one = True
@@ -215,8 +215,8 @@ def test_row_by_row_equals_chunks_and_batches() -> None:
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_state_bytes_equal_plan_and_are_freed(bits: int) -> None:
-    engine = opened(mlx_models.ONE_LAYER)
-    storage = mlx_models.storage(engine, bits)
+    engine = opened(models.ONE_LAYER)
+    storage = storage_of(engine, bits)
     assert engine.state_bytes(storage) == kv_bytes(engine.plan.model, storage.capacity_tokens, bits)
     before = mx.get_active_memory()
     state = engine.start(storage)
@@ -228,7 +228,7 @@ def test_state_bytes_equal_plan_and_are_freed(bits: int) -> None:
 
 def test_decoding_writes_caches_in_place() -> None:
     """A step's peak stays far below one more copy of the cache."""
-    engine = opened(mlx_models.ONE_LAYER, context=8192)
+    engine = opened(models.ONE_LAYER, context=8192)
     state = engine.start(engine.plan.storage)
     engine.forward([Chunk(state, [1] * 8, 1)])
     engine.forward([Chunk(state, [1], 1)])
@@ -243,7 +243,7 @@ def test_decoding_writes_caches_in_place() -> None:
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float16"])
 def test_weight_bytes_equal_plan(recipe: str) -> None:
-    made = mlx_models.made("llama", recipe)
+    made = mlx_model("llama", recipe)
     cpu = load_profile("laptop-x86-8gb").model_copy(update={"targets": {"mlx": ("cpu",)}})
     offer = next(offer for offer in MlxTarget().offers(made.plan.model, cpu) if offer.recipe.name == recipe)
     before = mx.get_active_memory()
@@ -270,18 +270,18 @@ def test_engine_works_from_any_thread() -> None:
 def test_metal_plan_runs_on_cpu_with_a_note() -> None:
     if mx.metal.is_available():
         pytest.skip("Metal is here")
-    made = mlx_models.made("llama", "s4-g32", backend="metal", kv_bits=16)
+    made = mlx_model("llama", "s4-g32", backend="metal", kv_bits=16)
     engine = MlxTarget().open(made.plan, made.files)
     assert engine.notes == ("made for Metal and run on the CPU in float32: for checking, not for speed",)
     assert engine.capabilities.kv_bits == (32, 16) and engine.capabilities.exact == "always"
-    tokens = mlx_models.tokens_of(60)
-    found = mlx_models.fed(engine, engine.start(mlx_models.storage(engine, 32)), tokens, [20])
+    tokens = models.tokens_of(60)
+    found = fed(engine, engine.start(storage_of(engine, 32)), tokens, [20])
     engine.close()
-    assert mlx_models.apart(found, mlx_models.expected("llama", tokens)) < 1e-5
+    assert apart(found, mlx_model("llama").logits(tokens)) < 1e-5
 
 
 def test_wired_limit() -> None:
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     estimate = made.plan.estimate.model_copy(update={"private_weights_bytes": 12 << 30, "runtime_bytes": 1 << 30})
     plan = made.plan.model_copy(update={"estimate": estimate})
     assert wired_limit(plan, 16 << 30) == (12 << 30, ())
@@ -290,7 +290,7 @@ def test_wired_limit() -> None:
 
 
 def copied(tmp_path: Path, family: str = "llama") -> tuple[Any, Path]:
-    made = mlx_models.made(family)
+    made = mlx_model(family)
     shutil.copytree(made.files, tmp_path / "files")
     return made.plan, tmp_path / "files"
 
@@ -298,7 +298,7 @@ def copied(tmp_path: Path, family: str = "llama") -> tuple[Any, Path]:
 def test_damaged_folder_is_refused(tmp_path: Path) -> None:
     plan, files = copied(tmp_path)
     whole, config = (files / WEIGHTS).read_bytes(), json.loads((files / "config.json").read_text())
-    other = mlx_models.made("qwen3")
+    other = mlx_model("qwen3")
     damages: dict[str, tuple[str, bytes | None]] = {
         "cut short": (WEIGHTS, whole[:-1]),
         "empty": (WEIGHTS, b""),
@@ -350,7 +350,7 @@ def test_missing_names_the_fix(
     if absent == "kernels":
         monkeypatch.setattr("edgekit_mlx.version_of", lambda name: None)
     assert said in str(MlxTarget().missing())
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     with pytest.raises(TargetMissing, match=r"(?i)mlx"):
         MlxTarget().open(made.plan, made.files)
 
@@ -369,18 +369,18 @@ def test_mlx_errors_become_target_failed() -> None:
     ("family", "bits"), [("llama", (16,)), (WITH_WIDE_HEADS, (16, 8, 4))], ids=["heads of 16", "heads of 32"]
 )
 def test_kv_bits_need_a_dividing_group(family: str, bits: tuple[int, ...]) -> None:
-    model = mlx_models.made(family).plan.model
+    model = mlx_model(family).plan.model
     found = {offer.capabilities.kv_bits for offer in MlxTarget().offers(model, load_profile("macbook-m4-16gb"))}
     assert found == {bits}
     if 8 not in bits:
         engine = opened(family)
         with pytest.raises(Unsupported, match="8-bit keys and values; this artifact can have 32, 16"):
-            engine.start(mlx_models.storage(engine, 8))
+            engine.start(storage_of(engine, 8))
         engine.close()
 
 
 def test_native_formats_are_offered_last() -> None:
-    found = list(MlxTarget().offers(mlx_models.made("llama").plan.model, load_profile("macbook-m4-16gb")))
+    found = list(MlxTarget().offers(mlx_model("llama").plan.model, load_profile("macbook-m4-16gb")))
     native = [offer.recipe.name for offer in found if offer.recipe.is_native()]
     assert [offer.recipe.name for offer in found][-len(native) :] == native and "mxfp4" in native
     assert all("instead of the neutral weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
@@ -388,7 +388,7 @@ def test_native_formats_are_offered_last() -> None:
 
 
 def test_offer_notes_windows_that_mlx_lm_ignores() -> None:
-    model = mlx_models.made("gemma2").plan.model
+    model = mlx_model("gemma2").plan.model
     notes = " ".join(next(iter(MlxTarget().offers(model, load_profile("macbook-m4-16gb")))).notes)
     assert "opened without edgekit: mlx-lm's gemma2 ignores the window of 12 tokens" in notes
     assert models.FAMILIES["gemma2"][1]["sliding_window"] == 12
@@ -406,14 +406,14 @@ def test_a_window_is_refused_where_scores_depend_on_positions() -> None:
 HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5")
 
 
-TOKENS = mlx_models.tokens_of(50)
+TOKENS = models.tokens_of(50)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_row_by_row_keeps_the_same_recurrent_part(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact mode on Metal runs row by row. Drafts that are verified so do not enter the recurrent part either."""
     monkeypatch.setattr(recurrent, "LEAST_TOKENS", 4)
-    found, made = [], mlx_models.made(family, "s4-g64")
+    found, made = [], mlx_model(family, "s4-g64")
     for one_by_one in (False, True):
         engine = MlxEngine(made.plan, made.files)
         engine._one_by_one = one_by_one
@@ -431,20 +431,20 @@ def test_row_by_row_keeps_the_same_recurrent_part(family: str, monkeypatch: pyte
 def test_float16_logits_equal_reference_mlx_recurrent(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
     monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Preparation(True, ()))
-    made, tokens = mlx_models.made(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
+    made, tokens = mlx_model(family, backend="metal", kv_bits=16), models.tokens_of(12)
     engine = MlxEngine(made.plan, made.files, exact=True)
-    found = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [5])
+    found = fed(engine, engine.start(engine.plan.storage), tokens, [5])
     engine.close()
-    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 0.03
+    assert apart(found, mlx_model(family).logits(tokens)) < 0.03
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_state_bytes_equal_the_plan(family: str) -> None:
-    made = mlx_models.made(family, "s4-g64")
+    made = mlx_model(family, "s4-g64")
     assert "of 2 recurrent layers" in "\n".join(explain(made.plan, memory_terms))
     engine = MlxEngine(made.plan, made.files)
     for bits in engine.capabilities.kv_bits:
-        storage = mlx_models.storage(engine, bits)
+        storage = storage_of(engine, bits)
         state = engine.start(storage)
         assert state.bytes == CacheFormat().state_bytes(made.plan.model, storage.capacity_tokens, bits)
         state.close()
@@ -466,7 +466,7 @@ def test_a_long_prompt_holds_few_memories() -> None:
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "float32"])
 def test_the_table_of_layer_inputs_is_not_held(recipe: str) -> None:
-    made = mlx_models.made("gemma4", recipe)
+    made = mlx_model("gemma4", recipe)
     model, facts = made.plan.model, offer(made.plan.model, "cpu", made.plan.recipe).memory
     table = by_rows_bytes(model, made.plan.recipe, facts)
     assert table > 0
@@ -475,9 +475,9 @@ def test_the_table_of_layer_inputs_is_not_held(recipe: str) -> None:
 
 
 def test_the_cache_of_shared_layers_is_stored_once() -> None:
-    made = mlx_models.made("gemma4")
+    made = mlx_model("gemma4")
     engine = MlxEngine(made.plan, made.files)
-    state = engine.start(mlx_models.storage(engine, 32, 64))
+    state = engine.start(storage_of(engine, 32, 64))
     assert state.bytes == CacheFormat().kv_bytes(made.plan.model, 64, 32)
     assert len(state.caches) == sum(layer.stores_kv for layer in made.plan.model.layers) == 3
     engine.close()

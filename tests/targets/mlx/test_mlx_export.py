@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import family_models as models
-import mlx_models
 from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export
 from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_on_disk, packing_of
 from edgekit_mlx.native import quantise
+from engines import apart, fed, mlx_model
 from mxfp4_stacks import write_mxfp4
 from safetensors.numpy import save_file
 
@@ -46,7 +46,7 @@ PARAMETERS = [
 @pytest.mark.parametrize("backend", ["cpu", "metal"])
 @pytest.mark.parametrize(("family", "recipe"), PARAMETERS)
 def test_file_holds_neutral_words_scales_and_floats(family: str, recipe: str, backend: str) -> None:
-    made = mlx_models.made(family, recipe, backend=backend)
+    made = mlx_model(family, recipe, backend=backend)
     with TensorFolder.open(made.files) as stored:
         names = set(stored.entries)
         for tensor in made.weights.model.tensors():
@@ -70,19 +70,19 @@ def test_file_holds_neutral_words_scales_and_floats(family: str, recipe: str, ba
 UNLIKE_MLX_LM = ("gpt_oss, all experts, tied", "arcee", "glm")
 
 
-@pytest.mark.parametrize("family", [family for family in mlx_models.FAMILIES if family not in UNLIKE_MLX_LM])
+@pytest.mark.parametrize("family", [family for family in models.EVERY if family not in UNLIKE_MLX_LM])
 def test_mlx_lm_logits_equal_dequantised_weights(family: str) -> None:
     pytest.importorskip("mlx_lm")
     import mlx.core as mx
     from mlx_lm.utils import load_model
 
-    made = mlx_models.made(family)
+    made = mlx_model(family)
     model, _ = load_model(made.files)
     # Within the windows that its classes ignore; longrope only where its long factors are right.
-    tokens = mlx_models.tokens_of(100 if "longrope" in family or not differences(made.plan.model, 256) else 12)
+    tokens = models.tokens_of(100 if "longrope" in family or not differences(made.plan.model, 256) else 12)
     found = np.array(model(mx.array([tokens]))[0])
     bound = 2e-5 if "qwen3_5" in family else 1e-5  # its recurrence, summed by mlx-lm: 1.07e-5 with AVX-512
-    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < bound
+    assert apart(found, mlx_model(family).logits(tokens)) < bound
 
 
 def test_mlx_lm_generates_from_exported_demo(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_exporting_loads_neither_mlx_nor_torch(tmp_path: Path) -> None:
         "edgekit_mlx.MlxTarget().export(plan, NeutralWeights.open(sys.argv[2]), out, lambda *_: None)\n"
         "print(sorted(path.name for path in out.iterdir()))\n"
     )
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     plan = tmp_path / "plan.json"
     plan.write_text(made.plan.to_json())
     arguments = [str(Path(__file__).parents[2] / "helpers"), str(made.weights.folder), str(plan), str(tmp_path / "out")]
@@ -136,7 +136,7 @@ def test_exporting_loads_neither_mlx_nor_torch(tmp_path: Path) -> None:
 
 def test_block_size_does_not_change_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written in blocks, and the block size does not change the file."""
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     monkeypatch.setattr("edgekit_mlx.export._BLOCK_VALUES", 100)
     export(made.plan, made.weights, tmp_path, models.quiet)
     assert (tmp_path / WEIGHTS).read_bytes() == (made.files / WEIGHTS).read_bytes()
@@ -177,7 +177,7 @@ def test_most_common_packing_is_default() -> None:
 
 @pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "llama with yarn", "phi3 with longrope", "gemma3"])
 def test_positions_are_written_in_both_spellings(family: str) -> None:
-    made = mlx_models.made(family)
+    made = mlx_model(family)
     config = json.loads((made.files / "config.json").read_text())
     assert "rope_theta" in config and "rope_parameters" in config
     assert "quantization_config" not in config
@@ -189,7 +189,7 @@ def test_positions_are_written_in_both_spellings(family: str) -> None:
 
 
 def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     source = {"model_file": "evil.py", "auto_map": {"AutoModel": "evil.Model"}, "quantization_config": {"bits": 2}}
     found = mlx_config(source, made.plan.model, {}, "F16")
     assert not {"model_file", "auto_map", "quantization_config", "quantization"} & set(found)
@@ -219,23 +219,23 @@ def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
     ],
 )
 def test_differences_from_mlx_lm_are_noted(family: str, context: int, said: str) -> None:
-    found = "; ".join(differences(mlx_models.made(family).plan.model, context))
+    found = "; ".join(differences(mlx_model(family).plan.model, context))
     assert (said in found) if said else found == ""
 
 
 def test_hybrids_that_mlx_lm_computes_otherwise_are_noted() -> None:
-    model = mlx_models.made("qwen3_5").plan.model
+    model = mlx_model("qwen3_5").plan.model
     linear, attending = model.layers[:2]
     other = model.model_copy(update={"layers": (linear, attending, attending, linear)})
     assert "attention that repeats every few layers" in "; ".join(differences(other, 64))
-    model = mlx_models.made("lfm2").plan.model
+    model = mlx_model("lfm2").plan.model
     turned = model.ropes["default"].model_copy(update={"kind": "linear", "factor": 2.0})
     other = model.model_copy(update={"tied": False, "ropes": {"default": turned}})
     assert {note.split()[2] for note in differences(other, 64)} == {"has", "ignores"}
 
 
 def float_weights(folder: Path, family: str = "llama") -> NeutralWeights:
-    made = mlx_models.made(family)
+    made = mlx_model(family)
     return models.weights_of(made.folder, "float32", folder / "floats")
 
 
@@ -270,11 +270,11 @@ def test_native_recipes_agree_with_mlx_lm(tmp_path: Path, recipe: str) -> None:
     out.mkdir()
     export(plan, weights, out, models.quiet)
     model, _ = load_model(out)
-    tokens = mlx_models.tokens_of(40)
+    tokens = models.tokens_of(40)
     engine = MlxEngine(plan, out)
-    found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
+    found = fed(engine, engine.start(plan.storage), tokens, [16])
     engine.close()
-    assert mlx_models.apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
+    assert apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
 
 
 def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
@@ -292,10 +292,10 @@ def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
     save_file(floats, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
     floats_of = models.weights_of(tmp_path / "plain", "float32", tmp_path / "two")
     theirs = models.reference_of(tmp_path / "plain", floats_of)
-    engine, tokens = MlxEngine(plan, out), mlx_models.tokens_of(40)
-    found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
+    engine, tokens = MlxEngine(plan, out), models.tokens_of(40)
+    found = fed(engine, engine.start(plan.storage), tokens, [16])
     engine.close()
-    assert mlx_models.apart(found, models.logits_of(theirs, tokens)) < 1e-5
+    assert apart(found, models.logits_of(theirs, tokens)) < 1e-5
 
 
 def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,14 +315,14 @@ def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch:
 
 
 def test_native_recipe_needs_float_weights(tmp_path: Path) -> None:
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     plan = made.plan.model_copy(update={"recipe": named_recipe("mxfp4")})
     with pytest.raises(InvalidInput, match="mxfp4 is quantised from the float model, and these weights are s4-g32"):
         export(plan, made.weights, tmp_path, models.quiet)
 
 
 def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     recipe = made.weights.recipe.model_copy(update={"float_format": Format(kind="bfloat16")})
     weights = models.weights_of(made.folder, recipe, tmp_path / "store")
     export(models.plan_for(weights.model, recipe, backend="metal"), weights, tmp_path, models.quiet)
@@ -334,7 +334,7 @@ def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
 
 
 def test_bias_beyond_float16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = mlx_models.made("llama")
+    made = mlx_model("llama")
     real = NeutralWeights.scales
 
     def large(self: NeutralWeights, module: str, rows: Any = None) -> Any:

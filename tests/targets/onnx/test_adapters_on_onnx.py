@@ -12,11 +12,10 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import tiny_models
-from adapted import difference
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
 from edgekit_onnx.memory import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, apart, onnx_model
 
 import edgekit
 from edgekit.artifact.export import ExportOptions
@@ -35,16 +34,16 @@ from edgekit.testing import write_adapter
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-def adapted(made: OnnxModel, adapter: str | None) -> KVCacheConfig:
+def adapted(made: Model, adapter: str | None) -> KVCacheConfig:
     return made.plan.storage.model_copy(update={"adapter": adapter})
 
 
 @pytest.fixture(scope="module")
-def llama() -> OnnxModel:
+def llama() -> Model:
     return onnx_model("llama", "s4-g32", FAST, exits=(1, 2), adapter_rank=8)
 
 
-def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: OnnxModel) -> None:
+def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: Model) -> None:
     """One of the adapters changes queries and values alone, with another rank."""
     engine = llama.open()
     engine.load_adapter("broad", write_adapter(tmp_path / "broad", llama.plan.model, seed=1, rank=8))
@@ -65,12 +64,12 @@ def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: On
     for step, token in enumerate((5, 6, 7)):
         together = engine.forward([Chunk(state, [token], 1) for state in states])
         for found, expected in zip(together, alone, strict=True):
-            assert difference(found, expected[step]) < 1e-5
-    assert difference(alone[0][0], alone[2][0]) > 0.02
+            assert apart(found, expected[step]) < 1e-5
+    assert apart(alone[0][0], alone[2][0]) > 0.02
     engine.close()
 
 
-def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: OnnxModel) -> None:
+def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: Model) -> None:
     tokens = list(models.tokens_of(12))
     answers = []
     for loads in (False, True):
@@ -83,7 +82,7 @@ def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: OnnxModel)
     assert np.array_equal(*answers)
 
 
-def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: OnnxModel) -> None:
+def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: Model) -> None:
     engine = llama.open(exact=True)
     engine.load_adapter("tone", write_adapter(tmp_path / "tone", llama.plan.model))
     prompt, drafted = list(models.tokens_of(9)), [4, 5, 6]
@@ -99,7 +98,7 @@ def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: OnnxModel) -> 
     engine.close()
 
 
-def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: OnnxModel) -> None:
+def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: Model) -> None:
     engine = llama.open()
     place = write_adapter(tmp_path / "tone", llama.plan.model)
     taken = engine.load_adapter("tone", place)
@@ -119,7 +118,7 @@ def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: OnnxModel) -> N
     engine.close()
 
 
-def test_segments_belong_to_one_adapter(tmp_path: Path, llama: OnnxModel) -> None:
+def test_segments_belong_to_one_adapter(tmp_path: Path, llama: Model) -> None:
     engine = llama.open()
     engine.load_adapter("one", write_adapter(tmp_path / "one", llama.plan.model, seed=1))
     engine.load_adapter("two", write_adapter(tmp_path / "two", llama.plan.model, seed=2))
@@ -136,7 +135,7 @@ def test_segments_belong_to_one_adapter(tmp_path: Path, llama: OnnxModel) -> Non
     engine.close()
 
 
-def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: OnnxModel) -> None:
+def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: Model) -> None:
     plan = llama.plan.model_copy(update={"quantisation": Quantisation(method="awq")})
     engine = OnnxEngine(plan, llama.files)
     with pytest.raises(Unsupported, match="awq scaled the inputs that adapters read"):

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import family_models as models
 from edgekit_onnx.export import EXACT, FAST
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -28,7 +28,7 @@ BY_ATTENTION = KVEvictionPolicy.of(48, 4, "snapkv")
 
 
 @pytest.fixture(scope="module")
-def llama() -> OnnxModel:
+def llama() -> Model:
     return onnx_model("llama", "float32", EXACT, exits=(1,))
 
 
@@ -43,7 +43,7 @@ def test_weights_are_those_of_transformers(family: str) -> None:
     reference = AutoModelForCausalLM.from_pretrained(made.folder, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         expected = reference(torch.tensor([tokens]), output_attentions=True).attentions
-    engine = made.open(policy=BY_ATTENTION)
+    engine = made.open(cache=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     for start in range(0, 40, 16):
         engine.forward([Chunk(state, tokens[start : start + 16], 0)])
@@ -54,10 +54,10 @@ def test_weights_are_those_of_transformers(family: str) -> None:
     engine.close()
 
 
-def test_scoring_leaves_a_state_as_it_is(llama: OnnxModel) -> None:
+def test_scoring_leaves_a_state_as_it_is(llama: Model) -> None:
     """In fast mode too, where the same tokens in one call and in several are not bitwise the same."""
     tokens = list(models.tokens_of(40))
-    engine = llama.open(policy=BY_ATTENTION)
+    engine = llama.open(cache=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     for token in tokens:
         engine.forward([Chunk(state, [token], 1)])
@@ -72,9 +72,9 @@ def test_scoring_leaves_a_state_as_it_is(llama: OnnxModel) -> None:
     engine.close()
 
 
-def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: OnnxModel) -> None:
+def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: Model) -> None:
     for policy in (KVEvictionPolicy(), KVEvictionPolicy.of(48, 4, "scored")):
-        engine = llama.open(policy=policy)
+        engine = llama.open(cache=policy)
         state = engine.start(engine.plan.storage)
         engine.forward([Chunk(state, [5, 6, 7], 0)])
         assert engine.capabilities.scorers == scorers_for(CACHE)
@@ -83,7 +83,7 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: OnnxModel) 
         with pytest.raises(Unsupported, match="no attention to score by snapkv"):
             state.scores("snapkv", 0, [7])
         engine.close()
-    engine = llama.open(policy=BY_ATTENTION)
+    engine = llama.open(cache=BY_ATTENTION)
     assert engine.capabilities.scorers == scorers_for(CACHE, ATTENTION)
     engine.close()
 
@@ -92,7 +92,7 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: OnnxModel) 
 def test_kept_tokens_depend_on_the_text_alone(family: str) -> None:
     """Bitwise in exact mode, under every scorer: chunks, and windows saved and restored."""
     made = onnx_model(family, "s4-g64", FAST)
-    engine = made.open(exact=True, policy=BY_ATTENTION)
+    engine = made.open(exact=True, cache=BY_ATTENTION)
     check_kept_tokens_depend_on_the_text(engine, Judge(True, 0, True, 1, False))
     engine.close()
 
@@ -101,14 +101,14 @@ def test_kept_tokens_depend_on_the_text_alone(family: str) -> None:
 def test_the_suite_passes_with_scorers_by_attention(kv_bits: int) -> None:
     made = onnx_model("llama", "s4-g64", EXACT, kv_bits=kv_bits)
     check_engine(
-        lambda: made.open(policy=BY_ATTENTION), exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=20
+        lambda: made.open(cache=BY_ATTENTION), exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=20
     )
 
 
 def test_an_adapter_changes_the_attention(tmp_path: Path) -> None:
     made = onnx_model("llama", "s4-g64", FAST, adapter_rank=4)
     tokens = list(models.tokens_of(16))
-    engine = made.open(policy=BY_ATTENTION)
+    engine = made.open(cache=BY_ATTENTION)
     engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, seed=1, rank=4))
     found = []
     for name in (None, "tone"):
@@ -125,7 +125,7 @@ def test_an_adapter_changes_the_attention(tmp_path: Path) -> None:
 def test_layers_that_share_a_cache_are_left_out() -> None:
     made = onnx_model("gemma4", "s4-g64", FAST)
     tokens = list(models.tokens_of(40))
-    engine = made.open(policy=BY_ATTENTION)
+    engine = made.open(cache=BY_ATTENTION)
     state = engine.start(engine.plan.storage)
     engine.forward([Chunk(state, tokens[:16], 0)])
     found = list(state._attention(tokens[8:16]))

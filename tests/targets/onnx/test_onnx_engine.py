@@ -18,7 +18,7 @@ import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST
 from edgekit_onnx.sessions import PROVIDERS
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 
 from edgekit.common.packages import UNREPORTED
 from edgekit.contracts.engine import Chunk
@@ -31,7 +31,7 @@ RULE = pytest.mark.usefixtures("own_operators")
 
 
 @pytest.fixture(scope="module")
-def llama() -> OnnxModel:
+def llama() -> Model:
     return onnx_model("llama", "s4-g64", FAST, exits=(1, 2))
 
 
@@ -46,7 +46,7 @@ def test_one_layer_eviction_equals_never_fed(family: str) -> None:
     check_engine(made.open, exact=False, tolerance=2e-5, memoryless=True, sequences=25)
 
 
-def test_exit_runs_lower_layers_only(llama: OnnxModel) -> None:
+def test_exit_runs_lower_layers_only(llama: Model) -> None:
     engine = llama.open(exact=True)
     text = list(models.tokens_of(12))
     assert engine.capabilities.exits == (1, 2)
@@ -64,7 +64,7 @@ def test_exit_runs_lower_layers_only(llama: OnnxModel) -> None:
     engine.close()
 
 
-def test_a_segment_of_another_model_is_refused(llama: OnnxModel, tmp_path: Path) -> None:
+def test_a_segment_of_another_model_is_refused(llama: Model, tmp_path: Path) -> None:
     other = onnx_model("llama", "s4-g32", FAST)
     with_segment, engine = other.open(), llama.open()
     state = with_segment.start(other.plan.storage)
@@ -139,7 +139,7 @@ def test_wide_heads_are_exact_with_eight_bits_only() -> None:
     engine.close()
 
 
-def test_states_of_different_capacity(llama: OnnxModel) -> None:
+def test_states_of_different_capacity(llama: Model) -> None:
     engine = llama.open(exact=True)
     sizes = [64, 128, 64]
     states = [engine.start(KVCacheConfig(capacity_tokens=size, kv_bits=32)) for size in sizes]
@@ -179,7 +179,7 @@ engine.forward([Chunk(engine.start(plan.storage), [1, 2, 3], 1)])
 """
 
 
-def test_onnxruntime_ends_calls_when_it_is_told_to(llama: OnnxModel) -> None:
+def test_onnxruntime_ends_calls_when_it_is_told_to(llama: Model) -> None:
     engine = llama.open()
     states = [engine.start(engine.plan.storage) for _ in range(2)]
     engine.forward([Chunk(states[0], [5] * 8, 0)])
@@ -190,7 +190,7 @@ def test_onnxruntime_ends_calls_when_it_is_told_to(llama: OnnxModel) -> None:
     engine.close()
 
 
-def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: OnnxModel) -> None:
+def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: Model) -> None:
     """onnxruntime would store an id of the machine, and unsent events, in the user's home."""
     (tmp_path / "user").mkdir()
     told = {name: value for name, value in os.environ.items() if name not in (*UNREPORTED, "XDG_CACHE_HOME")}

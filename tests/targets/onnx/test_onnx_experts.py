@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -17,9 +16,8 @@ import family_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, apart, fed, onnx_model
 
-from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import Format, Recipe, Rule, named_recipe
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.testing import check_weights
@@ -30,32 +28,29 @@ TOKENS = [int(token) for token in models.tokens_of(48, seed=5)]
 NARROW = {"moe_intermediate_size": 96}  # s4-g64 fits 64 values of a row of gate, and 32 of one of down
 
 
-def mixture(family: str, recipe: str = "s4-g32", level: int = FAST, **changes: Any) -> OnnxModel:
+def mixture(family: str, recipe: str = "s4-g32", level: int = FAST, **changes: Any) -> Model:
     return onnx_model(family, recipe, level, exits=(1,) if family in models.EXPERTS else (), **changes)
 
 
-def apart(made: OnnxModel, *, packs: bool = True) -> float:
+def error_of(made: Model, *, packs: bool = True) -> float:
     """The largest difference of logits to transformers, over the largest logit: a chunk, then token by token."""
     engine = OnnxEngine(made.plan, made.files, packs=packs)
-    state = engine.start(made.plan.storage)
-    pieces = [TOKENS[:16], TOKENS[16:25], *([token] for token in TOKENS[25:])]
-    found = np.concatenate([engine.forward([Chunk(state, piece, len(piece))])[0] for piece in pieces])
+    found = fed(engine, engine.start(made.plan.storage), TOKENS, [16, 9, *[1] * len(TOKENS)])
     engine.close()
-    expected = made.logits(TOKENS)
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return apart(found, made.logits(TOKENS))
 
 
 @pytest.mark.parametrize("family", models.EXPERTS)
 @pytest.mark.parametrize("recipe", ["float32", "float16"])
 def test_float_experts_equal_transformers(family: str, recipe: str) -> None:
-    assert apart(mixture(family, recipe)) < 1e-5
+    assert error_of(mixture(family, recipe)) < 1e-5
 
 
 @pytest.mark.parametrize(("recipe", "packs"), [("s4-g32", True), ("s4-g64", True), ("s4-g128", False), ("s8", False)])
 def test_integers_of_experts_are_those_of_the_neutral_weights(recipe: str, packs: bool) -> None:
     """For packed weights of eight bits, the operator has only a kernel that rounds activations."""
     made = mixture("qwen3_moe", recipe, EXACT, config=NARROW)
-    assert apart(made, packs=packs) < 1e-5
+    assert error_of(made, packs=packs) < 1e-5
     check_weights(OnnxTarget(), made.plan, made.files, made.weights)
 
 

@@ -15,9 +15,8 @@ import family_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST
-from onnx_models import onnx_model
+from engines import apart, fed, onnx_model
 
-from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import Format, Recipe, Rule
 from edgekit.errors import Unsupported
 
@@ -46,17 +45,8 @@ def exported(family: str, recipe: Recipe | str = "s4-g32", level: int = EXACT, *
 
 def engine_logits(engine: OnnxEngine, tokens: list[int]) -> np.ndarray[Any, Any]:
     """Logits of every token: half as one prefill, then a chunk, then one by one."""
-    state = engine.start(engine.plan.storage)
     half, chunk = len(tokens) // 2, len(tokens) // 5
-    found = [engine.forward([Chunk(state, tokens[:half], half)])[0]]
-    found.append(engine.forward([Chunk(state, tokens[half : half + chunk], chunk)])[0])
-    found += [engine.forward([Chunk(state, [token], 1)])[0] for token in tokens[half + chunk :]]
-    state.close()
-    return np.concatenate(found)
-
-
-def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return fed(engine, engine.start(engine.plan.storage), tokens, [half, chunk, *[1] * (len(tokens) - half - chunk)])
 
 
 @pytest.mark.parametrize(

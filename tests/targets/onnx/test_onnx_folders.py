@@ -1,4 +1,4 @@
-"""Published folders, scaled down: shards, padded vocabularies, models inside larger ones, layers without rope."""
+"""Published folders, scaled down: shards, padded vocabularies, models inside larger ones."""
 
 from __future__ import annotations
 
@@ -15,33 +15,26 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, export
+from engines import apart, fed
 
-from edgekit.contracts.engine import Chunk
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.formats.safetensors import INDEX, TensorFolder
-from edgekit.model.families import with_generation
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
-TOKENS = list(models.tokens_of(36))
+TOKENS = models.tokens_of(36)
 
 
-def engine_logits(folder: Path, weights: NeutralWeights, **plan: Any) -> np.ndarray[Any, Any]:
-    """Logits of every token by the exported graphs; the last tokens are decoded one by one."""
+def check_logits(folder: Path, weights: NeutralWeights, expected: np.ndarray[Any, Any]) -> None:
+    """The exported graphs give these logits; the last tokens are decoded one by one."""
     out = folder / "out"
     out.mkdir()
-    made = models.plan_for(weights.model, weights.recipe, **plan)
+    made = models.plan_for(weights.model, weights.recipe)
     export(made, weights, out, models.quiet, accuracy_level=EXACT)
     engine = OnnxEngine(made, out)
-    state = engine.start(made.storage)
-    found = [engine.forward([Chunk(state, TOKENS[:30], 30)])[0]]
-    found += [engine.forward([Chunk(state, [token], 1)])[0] for token in TOKENS[30:]]
+    found = fed(engine, engine.start(made.storage), TOKENS, [30, *[1] * 6])
     engine.close()
-    return np.concatenate(found)
-
-
-def agree(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
-    assert float(np.abs(found - expected).max() / np.abs(expected).max()) < 1e-5
+    assert apart(found, expected) < 1e-5
 
 
 def shard(folder: Path, rename: str = "") -> None:
@@ -66,7 +59,7 @@ def test_shards_and_a_padded_vocabulary(tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", kind, {**config, "vocab_size": 184})
     shard(tmp_path / "model")
     weights = models.weights_of(tmp_path / "model", "s4-g64", tmp_path / "store")
-    agree(engine_logits(tmp_path, weights), models.logits_of(models.reference_of(tmp_path / "model", weights), TOKENS))
+    check_logits(tmp_path, weights, models.logits_of(models.reference_of(tmp_path / "model", weights), TOKENS))
 
 
 def test_text_model_of_vision_model(tmp_path: Path) -> None:
@@ -82,23 +75,5 @@ def test_text_model_of_vision_model(tmp_path: Path) -> None:
     wrapped = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106], "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(wrapped))
     weights = models.weights_of(folder, "s4-g32", tmp_path / "store")
-    assert weights.model.prefix == "language_model.model." and weights.model.eos_ids == (1, 106)
-    agree(engine_logits(tmp_path, weights), expected)
-
-
-def test_smollm3_layers_without_rope(tmp_path: Path) -> None:
-    kind, config = models.FAMILIES["smollm3"]
-    rhythm = {**config, "num_hidden_layers": 8, "no_rope_layers": [1, 1, 1, 0] * 2, "tie_word_embeddings": True}
-    models.write_model(tmp_path / "model", kind, rhythm)
-    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
-    assert [layer.rope for layer in weights.model.layers].count(None) == 2
-    agree(
-        engine_logits(tmp_path, weights, exits=(2, 4)),
-        models.logits_of(models.reference_of(tmp_path / "model", weights), TOKENS),
-    )
-
-
-def test_several_eos_ids_reach_the_plan(tmp_path: Path) -> None:
-    models.write_model(tmp_path / "model", *models.FAMILIES["llama"])
-    spec = with_generation(models.spec_of(tmp_path / "model"), {"eos_token_id": [2, 7, 9]}, "generation_config.json")
-    assert models.plan_for(spec, models.named_recipe("s8")).model.eos_ids == (2, 7, 9)
+    assert weights.model.prefix == "language_model.model."
+    check_logits(tmp_path, weights, expected)

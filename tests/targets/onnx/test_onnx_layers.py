@@ -24,8 +24,7 @@ from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
 from edgekit_onnx.memory import facts, memory_terms
 from edgekit_onnx.prepacking import pack
-from engines import spaced
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model, spaced
 from process_files import open_files
 
 from edgekit.artifact.self_check import self_check
@@ -43,11 +42,11 @@ TOKENS = [int(token) for token in models.tokens_of(120, seed=3)]
 
 
 @pytest.fixture(scope="module")
-def made() -> OnnxModel:
+def made() -> Model:
     return onnx_model("gemma4", "s4-g64", FAST, sequences=8)
 
 
-def test_the_cache_of_shared_layers_is_stored_once(made: OnnxModel) -> None:
+def test_the_cache_of_shared_layers_is_stored_once(made: Model) -> None:
     engine = made.open()
     state = engine.start(made.plan.storage)
     feed(engine, state, TOKENS[:40])
@@ -70,7 +69,7 @@ def test_packed_graphs_give_the_same_bits(tmp_path: Path) -> None:
     assert {path.suffix for path in folder.iterdir()} == {".onnx", ".bin"}
 
 
-def test_a_second_table_of_other_sizes_is_refused(made: OnnxModel) -> None:
+def test_a_second_table_of_other_sizes_is_refused(made: Model) -> None:
     smaller = made.plan.model.model_copy(
         update={"per_layer_input": made.plan.model.per_layer_input.model_copy(update={"vocab_size": 159})}  # type: ignore[union-attr]
     )

@@ -24,7 +24,7 @@ from edgekit_onnx import prepack_cache as packed
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 
 import edgekit
 from edgekit.common.content_store import IN_USE, ContentStore
@@ -44,12 +44,12 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def sealed_model(folder: Path, *, config: dict[str, Any] | None = None, **plan: Any) -> OnnxModel:
+def sealed_model(folder: Path, *, config: dict[str, Any] | None = None, **plan: Any) -> Model:
     model = {"recipe": "s4-g32", "family": "llama", "exits": (1,), "chunk_tokens": 64, **plan}
     return onnx_model(level=FAST, config=config, **model).sealed(folder)
 
 
-def say(made: OnnxModel) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+def say(made: Model) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
     """Some logits, and the engine's notes."""
     engine = made.open()
     state = engine.start(made.plan.storage)
@@ -59,7 +59,7 @@ def say(made: OnnxModel) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return sealed_model(tmp_path_factory.mktemp("sealed"))
 
 
@@ -120,7 +120,7 @@ def test_each_step_of_a_long_text_reuses_the_buffers_of_the_last(tmp_path: Path,
     engine.close()
 
 
-def test_spinning_changes_no_bit_and_is_noted(sealed: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spinning_changes_no_bit_and_is_noted(sealed: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     briefly, quiet_notes = say(sealed)
     monkeypatch.setenv("EDGEKIT_SPIN", "off")
     asleep, _ = say(sealed)
@@ -160,7 +160,7 @@ def test_packed_weights_are_built_once_and_agree(
 
 
 def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
-    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, made = packed.is_whole, {}
 
@@ -178,7 +178,7 @@ def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "missing", "no manifest"])
-def test_damaged_packed_weights_are_rebuilt(sealed: OnnxModel, home: Path, damage: str) -> None:
+def test_damaged_packed_weights_are_rebuilt(sealed: Model, home: Path, damage: str) -> None:
     expected, _ = say(sealed)
     victim = kept(home)[0] / ("packed.json" if damage == "no manifest" else "head.bin")
     if damage == "short":
@@ -194,7 +194,7 @@ def test_damaged_packed_weights_are_rebuilt(sealed: OnnxModel, home: Path, damag
     assert notes == () and packed.is_whole(kept(home)[0])
 
 
-def test_differing_packed_weights_are_not_used(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_packed_weights_are_not_used(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed here, as in an app that has no Python to start."""
     answers = iter(range(100))
     monkeypatch.setattr("edgekit_onnx.prepacking.probe", lambda session: np.array(next(answers)))
@@ -227,7 +227,7 @@ def test_packed_graphs_do_not_convert_a_cache_of_16_bits(
     ],
 )
 def test_a_packing_process_that_dies_or_hangs_is_reported(
-    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, said: str
+    sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, said: str
 ) -> None:
     (tmp_path / "python").write_text(f"#!/bin/sh\n{does}\n")
     (tmp_path / "python").chmod(0o755)
@@ -236,7 +236,7 @@ def test_a_packing_process_that_dies_or_hangs_is_reported(
     assert said in say(sealed)[1][0] and kept(home) == []
 
 
-def test_weights_are_packed_in_another_process(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_in_another_process(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*arguments: object) -> None:
         raise AssertionError("packed in this process")
 
@@ -245,14 +245,14 @@ def test_weights_are_packed_in_another_process(sealed: OnnxModel, home: Path, mo
     assert notes == () and len(kept(home)) == 1
 
 
-def test_read_only_disk_falls_back_with_a_note(sealed: OnnxModel, home: Path) -> None:
+def test_read_only_disk_falls_back_with_a_note(sealed: Model, home: Path) -> None:
     home.write_text("a file where the folder should be")
     _, notes = say(sealed)
     assert "cannot be kept" in notes[0] and "weights are copied instead" in notes[0]
 
 
 def test_without_memory_to_pack_weights_are_copied_and_without_memory_to_copy_nothing_is_opened(
-    sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = (sealed.files / "weights.bin").stat().st_size
     free = weights * 2
@@ -280,14 +280,14 @@ def test_copied_weights_count_as_private_memory(tmp_path: Path, home: Path, monk
         edgekit.open(artifact, memory=copied.private_bytes - 1, on_pressure="refuse")
 
 
-def test_full_disk_falls_back_with_a_note(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_falls_back_with_a_note(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "free_bytes", lambda path: 1000)
     _, notes = say(sealed)
     assert "0.977 KiB are free" in notes[0]
     assert kept(home) == []
 
 
-def test_disk_full_while_saving_leaves_nothing(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_while_saving_leaves_nothing(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = packed.refuse_short
 
     def cut(path: Path) -> None:
@@ -300,7 +300,7 @@ def test_disk_full_while_saving_leaves_nothing(sealed: OnnxModel, home: Path, mo
     assert "is the disk full?" in notes[0] and kept(home) == []
 
 
-def test_cache_drops_least_recently_used(sealed: OnnxModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_drops_least_recently_used(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(sealed)
     size = sum(path.stat().st_size for path in kept(home)[0].iterdir())
     old, older = home / "packed" / "old", home / "packed" / "older"
@@ -319,7 +319,7 @@ def test_cache_drops_least_recently_used(sealed: OnnxModel, home: Path, monkeypa
     assert "EDGEKIT_PACKED allows 0.977 KiB" in notes[0]
 
 
-def test_leftovers_of_killed_process_are_removed(sealed: OnnxModel, home: Path) -> None:
+def test_leftovers_of_killed_process_are_removed(sealed: Model, home: Path) -> None:
     left = home / "packed" / ".making-left"
     left.mkdir(parents=True)
     held = home / "packed" / ".making-held"
@@ -329,7 +329,7 @@ def test_leftovers_of_killed_process_are_removed(sealed: OnnxModel, home: Path) 
     assert not left.exists() and held.exists()
 
 
-def test_packed_weights_are_held_while_an_engine_is_open(sealed: OnnxModel, home: Path) -> None:
+def test_packed_weights_are_held_while_an_engine_is_open(sealed: Model, home: Path) -> None:
     engine = OnnxEngine(sealed.plan, sealed.files)
     store, (folder,) = ContentStore(home / "packed"), kept(home)
     assert store.drop(folder) == IN_USE
@@ -339,7 +339,7 @@ def test_packed_weights_are_held_while_an_engine_is_open(sealed: OnnxModel, home
     assert store.drop(folder) == "" and kept(home) == []
 
 
-def test_each_artifact_has_its_packed_weights(sealed: OnnxModel, home: Path, tmp_path: Path) -> None:
+def test_each_artifact_has_its_packed_weights(sealed: Model, home: Path, tmp_path: Path) -> None:
     say(sealed)
     say(sealed_model(tmp_path, config={"num_hidden_layers": 2}))
     assert len(kept(home)) == 2
@@ -440,7 +440,7 @@ def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home
 
 @pytest.mark.parametrize(("size", "name"), [(0, "edgekit.slow"), (1 << 40, "edgekit")])
 def test_packing_says_what_it_does_once_and_commands_show_what_is_large(
-    sealed: OnnxModel,
+    sealed: Model,
     home: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

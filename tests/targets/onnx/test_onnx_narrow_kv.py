@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx.float16_kv import with_halves
 from edgekit_onnx.int8_kv import MARGIN, STEPS_FILE, KVRange, read_steps, with_steps
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -40,7 +40,7 @@ def distance(fp32: np.ndarray[Any, Any], int8: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.fixture(scope="module")
-def llama() -> OnnxModel:
+def llama() -> Model:
     return onnx_model("llama", exits=(1,))
 
 
@@ -65,7 +65,7 @@ def test_logits_of_every_width_are_close(family: str) -> None:
     engine.close()
 
 
-def test_state_takes_the_bytes_of_its_width(llama: OnnxModel) -> None:
+def test_state_takes_the_bytes_of_its_width(llama: Model) -> None:
     engine = llama.open()
     for bits in (32, 16, 8):
         taken = engine.state_bytes(KVCacheConfig(capacity_tokens=64, kv_bits=bits))
@@ -74,7 +74,7 @@ def test_state_takes_the_bytes_of_its_width(llama: OnnxModel) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_keys_are_rotated_on_eviction(llama: OnnxModel, bits: int) -> None:
+def test_keys_are_rotated_on_eviction(llama: Model, bits: int) -> None:
     """After the same evictions, logits of a narrow state are close to those of a float32 state."""
     engine, tokens, said = llama.open(), list(models.tokens_of(30)), []
     for width in (32, bits):
@@ -97,7 +97,7 @@ def test_plan_with_int8_kv_opens() -> None:
     engine.close()
 
 
-def test_unused_session_variants_are_dropped(llama: OnnxModel) -> None:
+def test_unused_session_variants_are_dropped(llama: Model) -> None:
     """The float32 sessions are closed when every state is 8-bit."""
     engine = llama.open()
     engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=8))
@@ -107,7 +107,7 @@ def test_unused_session_variants_are_dropped(llama: OnnxModel) -> None:
     engine.close()
 
 
-def test_a_dropped_engine_leaves_no_session(llama: OnnxModel) -> None:
+def test_a_dropped_engine_leaves_no_session(llama: Model) -> None:
     engine = llama.open()
     for bits in (8, 32):
         engine.forward([Chunk(engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=bits)), [3, 4], 1)])
@@ -136,7 +136,7 @@ def rewrite(path: Path, dtype: str, arrays: dict[str, Any]) -> None:
         writer.seal()
 
 
-def write_former_steps(made: OnnxModel) -> dict[str, Any]:
+def write_former_steps(made: Model) -> dict[str, Any]:
     """Replace the steps by a file as older versions wrote it."""
     steps = read_steps(made.files, made.plan.model)
     assert steps is not None
@@ -198,7 +198,7 @@ def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: s
 
 
 @pytest.mark.parametrize("most", [1e-4, 0.37, 1.0, 11.0, 3e5])
-def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: OnnxModel, most: float) -> None:
+def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: Model, most: float) -> None:
     model = llama.plan.model
     ranges = KVRange(model)
     layer = model.layers[0]
@@ -209,7 +209,7 @@ def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one
         assert np.abs(np.log2(steps * 127 / (MARGIN * most))).max() <= 1 / 16 + 1e-5
 
 
-def test_a_channel_that_was_always_zero_has_a_step(llama: OnnxModel) -> None:
+def test_a_channel_that_was_always_zero_has_a_step(llama: Model) -> None:
     for pair in KVRange(llama.plan.model).steps():
         assert all((steps > 0).all() for steps in pair)
 
@@ -226,7 +226,7 @@ def test_rotated_pair_has_one_step() -> None:
 
 
 @pytest.mark.parametrize("change", [with_steps, with_halves])
-def test_graph_is_changed_once(llama: OnnxModel, change: Callable[[bytes], bytes]) -> None:
+def test_graph_is_changed_once(llama: Model, change: Callable[[bytes], bytes]) -> None:
     """A graph saved by onnxruntime states default attributes; none may be added twice."""
     import onnx
 

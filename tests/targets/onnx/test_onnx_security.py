@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import onnx
 from edgekit_onnx import OnnxTarget, audit, sessions
 from edgekit_onnx.export import FAST
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION
@@ -29,7 +29,7 @@ CANARY = b"the canary's bytes" * 4096
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return onnx_model("llama", level=FAST, exits=(1,), chunk_tokens=64).sealed(tmp_path_factory.mktemp("sealed"))
 
 
@@ -175,7 +175,7 @@ ATTACKS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_bad_graph_is_refused(sealed: OnnxModel, tmp_path: Path, attack: str) -> None:
+def test_a_bad_graph_is_refused(sealed: Model, tmp_path: Path, attack: str) -> None:
     files = sealed.copied(tmp_path).files
     rewrite(files, ATTACKS[attack])
     with pytest.raises(DamagedArtifact) as refusal:
@@ -183,7 +183,7 @@ def test_a_bad_graph_is_refused(sealed: OnnxModel, tmp_path: Path, attack: str) 
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 700
 
 
-def test_truncated_graph_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+def test_truncated_graph_is_refused(sealed: Model, tmp_path: Path) -> None:
     files = sealed.copied(tmp_path).files
     whole = (files / "head.onnx").read_bytes()
     for length in [0, 1, 7, *range(20, len(whole), max(1, len(whole) // 60))]:
@@ -192,7 +192,7 @@ def test_truncated_graph_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
             audit.audit(sealed.plan, files)
 
 
-def test_flipped_bits_are_refused_or_harmless(sealed: OnnxModel, tmp_path: Path) -> None:
+def test_flipped_bits_are_refused_or_harmless(sealed: Model, tmp_path: Path) -> None:
     """Either the graph is refused, or everything that the audit guarantees still holds."""
     import random
 
@@ -214,7 +214,7 @@ def test_flipped_bits_are_refused_or_harmless(sealed: OnnxModel, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["weights.bin", "head.onnx"])
 @pytest.mark.parametrize("kind", ["symlink", "hard", "missing", "folder", "short"])
-def test_links_and_short_files_are_refused(sealed: OnnxModel, tmp_path: Path, name: str, kind: str) -> None:
+def test_links_and_short_files_are_refused(sealed: Model, tmp_path: Path, name: str, kind: str) -> None:
     files = sealed.copied(tmp_path).files
     (files / name).rename(tmp_path / "elsewhere")
     if kind == "symlink":
@@ -229,7 +229,7 @@ def test_links_and_short_files_are_refused(sealed: OnnxModel, tmp_path: Path, na
         OnnxTarget().open(sealed.plan, files)
 
 
-def test_a_manifest_of_a_newer_version_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+def test_a_manifest_of_a_newer_version_is_refused(sealed: Model, tmp_path: Path) -> None:
     files = sealed.copied(tmp_path).files
     text = (files / MANIFEST).read_text()
     (files / MANIFEST).write_text(text.replace(f'"version": {MANIFEST_VERSION}', '"version": 99', 1))
@@ -237,7 +237,7 @@ def test_a_manifest_of_a_newer_version_is_refused(sealed: OnnxModel, tmp_path: P
         open_artifact(files)
 
 
-def test_plan_of_another_model_is_refused(sealed: OnnxModel, tmp_path: Path) -> None:
+def test_plan_of_another_model_is_refused(sealed: Model, tmp_path: Path) -> None:
     files = sealed.copied(tmp_path).files
     for change in ({"vocab_size": 161}, {"hidden_size": 128}, {"layers": sealed.plan.model.layers[:2]}):
         plan = sealed.plan.model_copy(update={"model": sealed.plan.model.model_copy(update=change)})
@@ -245,7 +245,7 @@ def test_plan_of_another_model_is_refused(sealed: OnnxModel, tmp_path: Path) -> 
             OnnxTarget().open(plan, files)
 
 
-def test_audited_bytes_are_opened(sealed: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_bytes_are_opened(sealed: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is replaced between the audit and the opening is not run."""
     files = sealed.copied(tmp_path).files
     real, opened = sessions.open_beside, []
@@ -263,7 +263,7 @@ def test_audited_bytes_are_opened(sealed: OnnxModel, tmp_path: Path, monkeypatch
 
 
 def test_bytes_that_passed_are_not_parsed_again_and_changed_ones_are(
-    sealed: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sealed: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     files, parsed = sealed.copied(tmp_path).files, []

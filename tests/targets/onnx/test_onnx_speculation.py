@@ -14,7 +14,7 @@ import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
 from edgekit_onnx.runner import BodyCall
-from onnx_models import OnnxModel, onnx_model
+from engines import Model, onnx_model
 from runtimes import codec
 
 from edgekit.contracts.engine import Chunk
@@ -27,7 +27,7 @@ STORAGE = KVCacheConfig(capacity_tokens=96, kv_bits=32)
 
 
 @pytest.fixture(scope="module", params=["s4-g32", "s4-g64"])
-def made(request: pytest.FixtureRequest) -> OnnxModel:
+def made(request: pytest.FixtureRequest) -> Model:
     return onnx_model("llama", request.param, FAST, config={"vocab_size": SIZE}, exits=(1, 2), context=96, sequences=3)
 
 
@@ -57,7 +57,7 @@ DRAFTS = {
 
 @pytest.mark.parametrize("exit_", [1, 2])
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
-def test_verifying_after_exit_is_bitwise_equal(made: OnnxModel, draft: Any, exit_: int) -> None:
+def test_verifying_after_exit_is_bitwise_equal(made: Model, draft: Any, exit_: int) -> None:
     tokens, drafted = draft
     for length in (7, 8, 31):
         history = list(models.tokens_of(length))
@@ -68,7 +68,7 @@ def test_verifying_after_exit_is_bitwise_equal(made: OnnxModel, draft: Any, exit
 
 
 @pytest.mark.usefixtures("own_operators")
-def test_drafting_layers_do_not_run_again(made: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafting_layers_do_not_run_again(made: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made.open(exact=True)
     runner, ran = engine._runner, []
     body = runner.body
@@ -88,7 +88,7 @@ def test_drafting_layers_do_not_run_again(made: OnnxModel, monkeypatch: pytest.M
     engine.close()
 
 
-def test_moved_state_drops_drafted_hidden_states(made: OnnxModel) -> None:
+def test_moved_state_drops_drafted_hidden_states(made: Model) -> None:
     engine = made.open(exact=True)
     history, tokens = list(models.tokens_of(9)), [5, 6, 7]
     expected = rows_of(engine, history, tokens, [], 1)
