@@ -100,9 +100,9 @@ def price(
         predicted = with_host_layers(predicted, read, share, bandwidth)
     measured = subject.measured.find(offer.recipe, offer.target, offer.backend)
     quality = measured.quality if measured else prior(offer.recipe, model, offer.target, subject.method)
-    violations = tuple(_violations(model, offer, setting, estimate, predicted, quality, budget, request))
     facts = (measured.fact,) if measured else ()
-    return Candidate(offer, setting, estimate, predicted, quality, violations, facts, layers)
+    candidate = Candidate(offer, setting, estimate, predicted, quality, (), facts, layers)
+    return candidate._replace(violations=tuple(_violations(candidate, model, budget, request)))
 
 
 def _gpu_layers(load: MemoryLoad, offer: Offer, alone: Estimate, budget: Budget, request: PlanRequest) -> int | None:
@@ -132,16 +132,9 @@ def _is_unnamed(offer: Offer, request: PlanRequest) -> bool:
     return offer.only_by_name and request.target != offer.target
 
 
-def _violations(
-    model: ModelSpec,
-    offer: Offer,
-    setting: ContextConfig,
-    estimate: Estimate,
-    predicted: Speed,
-    quality: Quality,
-    budget: Budget,
-    request: PlanRequest,
-) -> list[Violation]:
+def _violations(candidate: Candidate, model: ModelSpec, budget: Budget, request: PlanRequest) -> list[Violation]:
+    offer, setting, estimate = candidate.offer, candidate.setting, candidate.estimate
+    quality, predicted = candidate.quality, candidate.speed
     violations, able = [], offer.capabilities
     if offer.refusal:
         violations.append(Violation("offer", offer.refusal, "an offer without a refusal"))

@@ -38,8 +38,8 @@ class QuantOptions(Frozen):
     )
     method: Annotated[str, AfterValidator(_installed), Option(metavar="NAME")] | None = Field(
         default=None,
-        description="rtn, gptq, awq, or a method that a package adds; without it, gptq with calibration text, else"
-        " rtn.",
+        description="rtn, gptq, awq, tuned, or a method that a package adds; without it, gptq with calibration text,"
+        " else rtn.",
     )
     effort: Effort | None = Field(
         default=None,

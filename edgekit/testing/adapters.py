@@ -24,7 +24,6 @@ def write_adapter(
     *,
     seed: int = 0,
     rank: int = 4,
-    alpha: float = 8,
     size: float = 0.3,
     only: Callable[[str], bool] = lambda module: True,
     config: Mapping[str, Any] | None = None,
@@ -39,7 +38,7 @@ def write_adapter(
                 tensors[f"base_model.model.{module}.lora_{side}.weight"] = values.astype(np.float32)
     targets = sorted({module.rpartition(".")[2] for module in sizes if only(module)})
     said = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha, "lora_dropout": 0.05,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8, "lora_dropout": 0.05,
         "bias": "none", "target_modules": targets, "inference_mode": True, "use_rslora": False, "use_dora": False,
         "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None, **(config or {}),
     }  # fmt: skip

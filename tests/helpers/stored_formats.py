@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 import edgekit
 import edgekit.runtime.open as open_module
 from edgekit.apps.lab.report import junit, report_of, rows_of
-from edgekit.apps.lab.store import LabStore
+from edgekit.apps.lab.store import AttemptEnd, LabStore
 from edgekit.artifact import artifact
 from edgekit.contracts import neutral
 from edgekit.contracts.memory import usual_terms
@@ -257,7 +257,7 @@ class LabStores(fuzzing.JsonFormat):
                 while (taken := store.take(run, "device-0", 1.0)) is not None:
                     entry, number = taken
                     made = measurement([100.0, 101.0, 99.0])
-                    store.end(run, entry.id, number, "measured", "done", 2.0, result=made)
+                    store.end(run, entry.id, number, AttemptEnd("measured", "done", result=made), 2.0)
                 store.finish(run, 3.0)
             store.set_baseline(lab.name, runs[0])
         self.add(path)

@@ -26,7 +26,7 @@ def first(model: ModelSpec) -> str:
 
 
 def test_a_plain_adapter_is_alpha_over_rank_times_its_product(tmp_path: Path, model: ModelSpec) -> None:
-    adapter = read_adapter(write_adapter(tmp_path, model, rank=4, alpha=12), model)
+    adapter = read_adapter(write_adapter(tmp_path, model, rank=4, config={"lora_alpha": 12}), model)
     assert set(adapter.modules) == set(adaptable(model)) and adapter.rank == 4
     with TensorFolder.open(tmp_path / WEIGHTS) as stored:
         module = first(model)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from edgekit.apps.lab.devices import LabDevice
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
-from edgekit.apps.lab.store import EntryState, LabStore, RunInfo
+from edgekit.apps.lab.store import AttemptEnd, EntryOutcome, EntryState, LabStore, RunInfo
 from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, OutOfSpace, WorkloadFailed
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
@@ -153,10 +153,9 @@ class _DeviceWorker:
                 self.stop.wait(self._cool_down_s())
                 return
             state: EntryState = "failed" if measurement.status in ("failed", "refused") else "done"
-            is_new = self.store.end(
-                self.run, entry.id, number, "failed" if state == "failed" else "measured", state, self.clock.now(),
-                measurement.why, measurement,
-            )  # fmt: skip
+            outcome: EntryOutcome = "failed" if state == "failed" else "measured"
+            ended = AttemptEnd(outcome, state, measurement.why, measurement)
+            is_new = self.store.end(self.run, entry.id, number, ended, self.clock.now())
             self.watch(
                 EntryEvent(
                     self.device.name, entry, state, measurement.why if is_new else "delivered twice; the first counts"
@@ -174,8 +173,8 @@ class _DeviceWorker:
         """Return the cool-down in seconds, doubled for each consecutive throttled answer."""
         return min(self.limits.cool_down_s * 2.0 ** min(max(0, self.throttled_in_a_row - 1), 12), LONGEST_COOL_DOWN_S)
 
-    def _end(self, entry: MatrixEntry, number: int, outcome: str, state: EntryState, why: str) -> None:
-        self.store.end(self.run, entry.id, number, outcome, state, self.clock.now(), why)  # type: ignore[arg-type]
+    def _end(self, entry: MatrixEntry, number: int, outcome: EntryOutcome, state: EntryState, why: str) -> None:
+        self.store.end(self.run, entry.id, number, AttemptEnd(outcome, state, why), self.clock.now())
         self.watch(EntryEvent(self.device.name, entry, state, why))
 
 

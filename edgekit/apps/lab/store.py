@@ -74,6 +74,15 @@ class Attempt(NamedTuple):
 _RUN_INFO, _ATTEMPT = TypeAdapter(RunInfo), TypeAdapter(Attempt)
 
 
+class AttemptEnd(NamedTuple):
+    """How an attempt at an entry ended, and in which state the entry is then."""
+
+    outcome: EntryOutcome
+    state: EntryState
+    why: str = ""
+    result: Measurement | None = None
+
+
 class LabStore:
     """A lab's store. Safe to use from several threads: one connection, one transaction at a time."""
 
@@ -195,26 +204,23 @@ class LabStore:
         with self._changing(at_once=False) as base:
             base.execute("UPDATE attempts SET beat_at=? WHERE run=? AND cell=? AND number=?", (now, run, entry, number))
 
-    def end(
-        self, run: str, entry: str, number: int, outcome: EntryOutcome, state: EntryState, now: float, why: str = "",
-        result: Measurement | None = None,
-    ) -> bool:  # fmt: skip
+    def end(self, run: str, entry: str, number: int, ended: AttemptEnd, now: float) -> bool:
         """End an attempt and store its result, if any. Return False if the entry has a result already, which stays."""
         with self._changing() as base:
             base.execute(
                 "UPDATE attempts SET ended_at=?, outcome=?, why=? "
                 "WHERE run=? AND cell=? AND number=? AND ended_at IS NULL",
-                (now, outcome, why[:2000], run, entry, number),
+                (now, ended.outcome, ended.why[:2000], run, entry, number),
             )
             is_new = True
-            if result is not None:
+            if (result := ended.result) is not None:
                 is_new = (
                     base.execute(
                         "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", (run, entry, result.model_dump_json(), now)
                     ).rowcount
                     == 1
                 )
-            base.execute("UPDATE cells SET state=? WHERE run=? AND id=? AND state != 'done'", (state, run, entry))
+            base.execute("UPDATE cells SET state=? WHERE run=? AND id=? AND state != 'done'", (ended.state, run, entry))
         return is_new
 
     def outcomes(self, run: str, entry: str) -> list[str]:

@@ -20,7 +20,7 @@ from edgekit.apps.lab.devices import DeviceLimits
 from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import rows_of
 from edgekit.apps.lab.run import Clock, EntryEvent, run_lab
-from edgekit.apps.lab.store import LabStore
+from edgekit.apps.lab.store import AttemptEnd, LabStore
 from edgekit.apps.lab.watching import watching
 from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, WorkloadFailed
 
@@ -161,9 +161,9 @@ def test_a_result_that_is_delivered_twice_counts_once(store: LabStore, tmp_path:
     assert taken is not None
     entry, number = taken
     first, second = (device.usual(Path(entry.artifact), entry.workload, speed) for speed in (100.0, 50.0))
-    assert store.end(run, entry.id, number, "measured", "done", 2.0, "", first)
-    assert not store.end(run, entry.id, number, "measured", "done", 3.0, "", second)
-    assert not store.end(run, entry.id, number + 1, "infra_lost", "waiting", 3.0, "late", second)
+    assert store.end(run, entry.id, number, AttemptEnd("measured", "done", result=first), 2.0)
+    assert not store.end(run, entry.id, number, AttemptEnd("measured", "done", result=second), 3.0)
+    assert not store.end(run, entry.id, number + 1, AttemptEnd("infra_lost", "waiting", "late", second), 3.0)
     assert store.result(run, entry.id) == first
     assert store.states(run, "device-0") == {"done": 1, "waiting": 3}
 
