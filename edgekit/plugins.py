@@ -90,11 +90,10 @@ def foreign_package_in(error: BaseException) -> str:
     frames = traceback.walk_tb(error.__traceback__)
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]
     others = [module for module in modules if module.partition(".")[0] not in own]
-    # A package may add several things: the module tells which, else its package alone.
     by_package = {module.partition(".")[0]: name for module, name in foreign.items()}
     found = [foreign[module] for module in others if module in foreign]
     found += [by_package[package] for package in (m.partition(".")[0] for m in others) if package in by_package]
-    return next(iter(found), "")
+    return next(iter(found), "")  # a package may add several things: the module tells which, else its package
 
 
 def load_own(group: str) -> Any:

@@ -76,7 +76,7 @@ class Again(NamedTuple):
     def _to_int8(self) -> Observe:
         from torch.nn.functional import pad
 
-        blocks = self.target.input_blocks(self.weights)
+        blocks = self.target.input_blocks(self.plan, self.weights)
 
         def observe(name: str, inputs: torch.Tensor) -> None:
             block = None if blocks is None else blocks.get(name, 0)

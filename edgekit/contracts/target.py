@@ -130,7 +130,7 @@ class Target(ABC):
         """Return how a cache of `kv_bits` rounds, for the self-check. None: its cost is measured, not judged."""
         return None
 
-    def input_blocks(self, weights: NeutralWeights) -> Mapping[str, int] | None:
+    def input_blocks(self, plan: Plan, weights: NeutralWeights) -> Mapping[str, int] | None:
         """Return for every module how many of its inputs share a scale when the engine rounds them to 8 bits.
 
         Modules that are left out take floats. None: all inputs of a token share one scale.

@@ -99,8 +99,12 @@ class LlamaCppTarget(Target):
                 yield tensor.name, stored.floats(name)
                 stored.release(name)
 
-    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
-        return dict.fromkeys(weights.modules(), 32)
+    def input_blocks(self, plan: Plan, weights: NeutralWeights) -> dict[str, int]:
+        from edgekit.contracts.recipe import GGUF_BLOCKS
+
+        tensors = [weights.tensor_of(module) for module in weights.modules()]
+        kinds = {each.module: plan.recipe.format_of(each).fitted(each.shape[1]).kind for each in tensors}
+        return {module: GGUF_BLOCKS.get(kind, (32, 0))[0] for module, kind in kinds.items()}
 
     def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:
         from edgekit_llamacpp.kv_blob import rounded

@@ -97,7 +97,7 @@ class MlxTarget(Target):
 
         return weights(plan, files)
 
-    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
+    def input_blocks(self, plan: Plan, weights: NeutralWeights) -> dict[str, int]:
         return {}
 
     def kv_rounding(self, plan: Plan, kv_bits: int) -> KVRounding:

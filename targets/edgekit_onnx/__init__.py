@@ -90,7 +90,7 @@ class OnnxTarget(Target):
 
         return OnnxEngine(plan, files, exact=exact)
 
-    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
+    def input_blocks(self, plan: Plan, weights: NeutralWeights) -> dict[str, int]:
         from edgekit_onnx.packing import input_blocks
 
         return input_blocks(weights)

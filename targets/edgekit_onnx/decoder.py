@@ -91,11 +91,9 @@ class OnnxDecoder:
         """Write the look-up of the tokens' embeddings."""
         self._table = self.packing.table(f"{self.model.prefix}embed_tokens")
         rows, scale = graph.lookup(self._table, ids, "embedding"), self.model.embedding_scale
-        return (
-            rows
-            if scale == 1.0
-            else graph.op("Mul", rows, graph.constant("embedding.factor", scale), name="embedding.scale")
-        )
+        if scale == 1.0:
+            return rows
+        return graph.op("Mul", rows, graph.constant("embedding.factor", scale), name="embedding.scale")
 
     def head_matrix(self) -> PackedMatrix:
         if not self.model.tied:

@@ -27,6 +27,7 @@ from edgekit.formats.gguf_types import TYPES, dequantise
 from edgekit.formats.gguf_writer import TYPE_IDS
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares
@@ -181,6 +182,8 @@ def test_export_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
     made = llamacpp_model("llama", "float32")
     plan = made.plan.model_copy(update={"recipe": mixture_of(made.plan.model, named_recipe("gguf-q4_k_m"))})
+    blocks = load_target("llamacpp").input_blocks(plan, made.weights)
+    assert set(blocks.values()) == {32}, "rows of 64 values fill no blocks of 256, in which inputs share a scale"
     library.load.cache_clear()
     monkeypatch.setattr(library, "version_of", lambda name: None)
     with pytest.raises(TargetMissing, match="xllamacpp is not installed"):
