@@ -12,7 +12,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.memory import MemoryLoad, Term
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import GGUF_BLOCKS, Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
 
@@ -100,8 +100,6 @@ class LlamaCppTarget(Target):
                 stored.release(name)
 
     def input_blocks(self, plan: Plan, weights: NeutralWeights) -> dict[str, int]:
-        from edgekit.contracts.recipe import GGUF_BLOCKS
-
         tensors = [weights.tensor_of(module) for module in weights.modules()]
         kinds = {each.module: plan.recipe.format_of(each).fitted(each.shape[1]).kind for each in tensors}
         return {module: GGUF_BLOCKS.get(kind, (32, 0))[0] for module, kind in kinds.items()}

@@ -155,7 +155,6 @@ def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_the_page_shows_the_real_errors() -> None:
     assert list(TEXTS) == list(PRODUCERS)
-    assert len(TEXTS) >= 10
 
 
 @pytest.mark.parametrize("title", PRODUCERS)

@@ -10,7 +10,6 @@ import numpy as np
 import runtimes
 
 from edgekit.artifact.export import export
-from edgekit.common.staging import staging_for
 from edgekit.contracts.recipe import named_recipe
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config
@@ -59,7 +58,3 @@ def text_file(folder: Path) -> Path:
     draw = np.random.default_rng(3)
     place.write_text(" ".join(runtimes.WORDS[index] for index in draw.integers(0, len(runtimes.WORDS), 600)))
     return place
-
-
-def staged(place: Path) -> Path:
-    return staging_for(place, 1 << 20)

@@ -69,6 +69,8 @@ def test_the_core_imports_no_app_and_no_method() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for module in ("edgekit.apps.bench", "edgekit.commands", "edgekit.drafters", "edgekit.quant_methods"):
+    for module in ("edgekit", "edgekit.apps.bench", "edgekit.commands", "edgekit.drafters", "edgekit.quant_methods"):
         face = import_module(module)
         assert all(getattr(face, name) is not None for name in face.__all__)
+        for name in face.__all__ if hasattr(face, "__path__") else ():
+            assert not (Path(face.__path__[0]) / f"{name}.py").exists(), f"{name}: its module hides the name"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekit.apps.bench.report.markdown import markdown
     from edgekit.apps.bench.report.page import page
     from edgekit.apps.bench.report.results import Figures, Report, read_report
-    from edgekit.apps.bench.share import share
+    from edgekit.apps.bench.sharing import share
     from edgekit.apps.bench.statistics import summaries, values_of
     from edgekit.apps.bench.subject import context_error
     from edgekit.apps.bench.trials import ATTEMPTS, COOL_DOWN_S, LOADS
@@ -72,7 +72,7 @@ _MODULES = {
     ".report.markdown": ["markdown"],
     ".report.page": ["page"],
     ".report.results": ["Figures", "Report", "read_report"],
-    ".share": ["share"],
+    ".sharing": ["share"],
     ".statistics": ["summaries", "values_of"],
     ".subject": ["context_error"],
     ".trials": ["ATTEMPTS", "COOL_DOWN_S", "LOADS"],

@@ -14,6 +14,7 @@ from edgekit.apps.bench.parity import Parity, parity
 from edgekit.apps.bench.peers.subjects import weights_of
 from edgekit.artifact.artifact import open_artifact, seal
 from edgekit.common.progress import no_progress
+from edgekit.common.staging import staging_for
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
@@ -84,7 +85,7 @@ def test_a_wrong_rope_is_caught_and_named(place: Path, tmp_path: Path) -> None:
     ropes = {name: rope.model_copy(update={"theta": 100.0}) for name, rope in plan.model.ropes.items()}
     wrong = plan.model_copy(update={"model": plan.model.model_copy(update={"ropes": ropes})})
     for name, sealed_as in (("graph", plan), ("plan", wrong)):
-        staging = tiny_models.staged(tmp_path / name)
+        staging = staging_for(tmp_path / name, 1 << 20)
         plugins.load_target("onnx").export(wrong, weights_of(artifact), staging, no_progress)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (staging / file).write_bytes((artifact.folder / file).read_bytes())

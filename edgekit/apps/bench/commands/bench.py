@@ -140,7 +140,7 @@ def command(
         show_measurements(measurements, stats=shown.stats)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
     if shown.share is not None:
-        from edgekit.apps.bench.share import share
+        from edgekit.apps.bench.sharing import share
 
         plans = {opened.sha256: opened.plan for opened in map(open_artifact, map(Path, artifacts))}
         planned = [(each, plans[each.subject.artifact_sha256 or ""]) for each in own]
