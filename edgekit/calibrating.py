@@ -13,7 +13,7 @@ from edgekit.errors import InvalidInput
 from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import Calibration, plain_chat, read_calibration
 from edgekit.quant.compute import device_for
-from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words, seconds_by_default
+from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words
 from edgekit.quant.methods import find_method, is_calibrated
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import are_kept, need_torch
@@ -76,7 +76,7 @@ def _what_calibration_takes(source: ModelSource, recipes: Iterable[Recipe]) -> s
         return "calibrating needs the model's tokenizer.json"
     if find_spec("torch") is None:
         return f"{_LESS}, and needs torch: pip install 'edgekit[quantize]'"
-    return f"{_LESS}, and takes about {in_words(seconds_by_default(source.spec))} here: effort normal"
+    return f"{_LESS}, and takes about {in_words(estimated_seconds(source.spec))} here: effort normal"
 
 
 def read_text(

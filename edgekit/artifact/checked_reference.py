@@ -10,6 +10,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
 from edgekit.errors import InvalidInput
+from edgekit.quant.reference_decoder import ignore, logits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,6 @@ def reference_logits(
         import torch
     except ImportError:
         return None
-    from edgekit.quant.reference_decoder import ignore, logits
-
     computed = logits(
         plan.model,
         lambda name: torch.from_numpy(weights.tensor(name)),

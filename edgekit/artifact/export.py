@@ -174,12 +174,9 @@ def export(
 
 def _without_paths(plan: Plan) -> Plan:
     """Return the plan as it is sealed: what lies on this machine is called by its name alone."""
-
-    def named(given: str | None) -> str | None:
-        return Path(given).resolve().name if given and given not in BUNDLED and Path(given).exists() else given
-
-    places = {"model_source": plan.model_source, "draft": plan.draft, "drafter_source": plan.drafter_source}
-    return plan.model_copy(update={field: named(given) for field, given in places.items()})
+    given = {field: getattr(plan, field) for field in ("model_source", "draft", "drafter_source")}
+    here = {field: Path(path) for field, path in given.items() if path and path not in BUNDLED and Path(path).exists()}
+    return plan.model_copy(update={field: path.resolve().name for field, path in here.items()})
 
 
 def _described(manifest: Manifest) -> dict[str, bytes]:

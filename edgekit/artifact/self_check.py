@@ -8,10 +8,10 @@ the engine rounds, so what is left is a fault; the loss by rounding itself is a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.checked_reference import Again, check_varied, reference_logits
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHECKED_TOKENS = 96
+_ENDS_WITHIN_S = 20.0  # of the reference that is not needed any more: some layers
 _TOKENS_A_CALL = 32  # small enough for several calls, so that the cache is checked too
 # The largest error of float weights, as a share of the largest logit.
 MAX_FLOAT_ERROR = 0.02
@@ -129,17 +130,25 @@ def _reference_beside(
     weights: NeutralWeights, plan: Plan, tokens: Sequence[int]
 ) -> Iterator[Future[NDArray[np.float32] | None]]:
     """Compute the reference while the files are read and run; it ends early if these fail or are interrupted."""
-    left = Event()
+    left, found = Event(), Future["NDArray[np.float32] | None"]()
 
     def end_early(name: str, inputs: torch.Tensor) -> None:
         if left.is_set():
             raise CancelledError
 
-    with ThreadPoolExecutor(1) as background:
+    def compute() -> None:
         try:
-            yield background.submit(reference_logits, weights, plan, tokens, end_early)
-        finally:
-            left.set()
+            found.set_result(reference_logits(weights, plan, tokens, end_early))
+        except BaseException as error:
+            found.set_exception(error)
+
+    # A daemon: interrupted while it imports, this thread keeps the lock of imports, for which the other waits for ever.
+    Thread(target=compute, daemon=True).start()
+    try:
+        yield found
+    finally:
+        left.set()
+        wait([found], _ENDS_WITHIN_S)
 
 
 class Ran(NamedTuple):

@@ -62,16 +62,11 @@ def calibration_text(
         could_be = has_four_bits and not source.spec.encoder and (source.folder / "tokenizer.json").is_file()
         if not could_be or find_spec("torch") is None:
             return None
-        return DEFAULT_TEXT if seconds_by_default(source.spec) <= CALIBRATED_WITHIN_S else None
+        return DEFAULT_TEXT if estimated_seconds(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
 
 
-def seconds_by_default(spec: ModelSpec) -> float:
-    """Predict how long calibrating on the bundled text takes on this machine."""
-    return estimated_seconds(spec, SEQUENCES * LENGTH)
-
-
-def estimated_seconds(spec: ModelSpec, tokens: int, *, tuning_passes: int = 0) -> float:
+def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuning_passes: int = 0) -> float:
     """Predict how long gptq and `tuning_passes` after it take on this machine, from the speed of matrix products.
 
     What is multiplied counts: of experts, those that a token reads.

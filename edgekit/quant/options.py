@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
 
@@ -18,8 +18,6 @@ from edgekit.quant.compute import Compute
 from edgekit.quant.effort import Effort
 from edgekit.quant.methods import method_names
 
-CalibrationText: TypeAlias = str | Path | Calibration
-
 
 def _installed(method: str) -> str:
     if method not in method_names():
@@ -32,7 +30,7 @@ class QuantOptions(Frozen):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    calibrate: Annotated[SkipValidation[CalibrationText] | None, Option(metavar="PATH")] = Field(
+    calibrate: Annotated[SkipValidation[str | Path | Calibration] | None, Option(metavar="PATH")] = Field(
         default=None,
         description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
     )

@@ -45,7 +45,7 @@ def test_logits_equal_torch(
     options = {"exits": (1,)} if target == "onnx" and family in models.FAMILIES else {}
     recipe, bits = ("float32", {"kv_bits": 32}) if target == "llamacpp" else ("s4-g32", {})
     made = make_model(target, family, recipe, adapter_rank=8, context=context, chunk_tokens=64, **options, **bits)
-    scaled = {"config": {"use_rslora": True}} if target == "onnx" else {"alpha": 16}
+    scaled = {"config": {"use_rslora": True}} if target == "onnx" else {"config": {"lora_alpha": 16}}
     place = write_adapter(tmp_path / "tone", made.plan.model, **scaled)
     adapter, reference = read_adapter(place, made.plan.model), made.reference()
     plain, expected = (

@@ -343,6 +343,7 @@ def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 def test_missing_names_the_fix(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str, absent: str | None, said: str
 ) -> None:
+    made = mlx_model("llama")
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     if absent == "mlx":
@@ -350,7 +351,6 @@ def test_missing_names_the_fix(
     if absent == "kernels":
         monkeypatch.setattr("edgekit_mlx.version_of", lambda name: None)
     assert said in str(MlxTarget().missing())
-    made = mlx_model("llama")
     with pytest.raises(TargetMissing, match=r"(?i)mlx"):
         MlxTarget().open(made.plan, made.files)
 
