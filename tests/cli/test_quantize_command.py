@@ -241,7 +241,6 @@ def test_four_bits_are_calibrated_by_default_where_that_takes_a_quarter_of_an_ho
     assert calibration_text(None, None, None, source, [s8]) is None
     assert calibration_text(None, "gptq", None, source, [s8]) == DEFAULT_TEXT
     assert calibration_text(None, "rtn", None, source, [balanced]) is None
-    assert calibration_text(None, None, "quick", source, [balanced]) is None
     large: Any = SimpleNamespace(spec=shapes.spec_of(shapes.LLAMA_32_1B), folder=source.folder, given="large")
     for operations_a_second, expected in ((4e11, DEFAULT_TEXT), (4e10, None)):
         monkeypatch.setattr(effort, "_speed", lambda multiply, speed=operations_a_second: speed)

@@ -53,6 +53,7 @@ def library() -> Path:
 @pytest.fixture
 def kernels(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductKernels]:
     monkeypatch.setattr(product_kernels, "_LIBRARY", library)
+    monkeypatch.setenv(product_kernels.SETTING, "on")
     product_kernels._loaded.cache_clear()
     found = product_kernels.product_kernels()
     if found is None:
