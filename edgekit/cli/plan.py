@@ -195,8 +195,9 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
             (plan.device, "bold"), ": ", ("fits", "bold green"), f", {plan.model.name} as ", (made, "bold"), rest
         )
     )
-    classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in estimate.classes if size)
-    _print_line("memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
+    classes = [f"{name} {show_bytes(size)}" for name, size in estimate.classes if size]
+    mapped = f", and {classes.pop(0)}" if estimate.mapped_weights_bytes else ""
+    _print_line("memory", f"{show_bytes(estimate.private_bytes)} private = {' + '.join(classes)}{mapped}")
     if (on_gpu := gpu_layers.describe(plan)) is not None:
         holds = "" if estimate.gpu_bytes is None else f", {show_bytes(estimate.gpu_bytes)} of its own memory"
         _print_line("GPU layers", f"{on_gpu}{holds}")

@@ -71,7 +71,7 @@ class Server:
 
     def __init__(self, options: list[str]) -> None:
         command = [sys.executable, "-m", "edgekit", "serve", "demo", "--context", "256", "--sequences", "1"]
-        command += ["--max-memory", "62MiB", "--port", "0", "--json", "--ollama", *options]
+        command += ["--memory", "62MiB", "--port", "0", "--json", "--ollama", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = urlsplit(json.loads(self.process.stdout.readline())["url"]).port

@@ -42,7 +42,7 @@ class ServerSettings(Frozen):
     max_body: ByteCount | None = Field(
         default=None, description="Most bytes of a request; without it, 4 MiB and 32 for each token of the context."
     )
-    max_memory: ByteCount | None = Field(
+    memory: ByteCount | None = Field(
         default=None, description="Most private memory of this process, e.g. 4GiB; free memory is a limit in any case."
     )
     keep_alive_s: Annotated[float, Field(ge=0, le=31_536_000, strict=False)] | None = Field(
