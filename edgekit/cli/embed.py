@@ -43,12 +43,6 @@ class EmbedOptions(Frozen):
         description="Keep only this many values; for models that declare Matryoshka dimensions.",
     )
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
-    unscaled: bool = Field(default=False, description="Do not normalise vectors to length 1.")
-
-    def given(self) -> dict[str, Any]:
-        """Return the keyword arguments of `Runtime.embed`."""
-        options = self.model_dump(exclude={"unscaled"})
-        return {**options, "normalise": False} if self.unscaled else options
 
 
 class EmbedOutput(Frozen):
@@ -83,7 +77,7 @@ def _text(text: str, where: str, number: int) -> EmbedLine:
 
 
 def _submit(embedding: EmbedOptions, runtime: Runtime, line: EmbedLine) -> Embedding:
-    return runtime.submit_embed([line.text], **embedding.given())
+    return runtime.submit_embed([line.text], **embedding.model_dump())
 
 
 def _vector(line: EmbedLine, job: Embedding) -> dict[str, Any]:

@@ -42,7 +42,7 @@ Examples:
 @click.argument("model")
 @options(
     choice=QuantizeFiles,
-    quantizing=SomeFields(QuantizeOptions, ("samples", "sample_length", "bits_per_weight", "threads")),
+    quantizing=SomeFields(QuantizeOptions, ("bits_per_weight",)),
     calibrating=SomeFields(QuantizeOptions, CALIBRATION),
 )
 @json_option("Print progress and the result as JSON lines.")

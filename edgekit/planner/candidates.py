@@ -214,5 +214,5 @@ def allowed_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> t
         why = f"{room} of RAM beside the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
         allowed = budget.host_bytes
     if request.memory is not None and request.memory < allowed:
-        return request.memory, f"private, as requested; the device: {why}"
+        return request.memory, f"as requested; the device has {show_bytes(allowed)}"
     return allowed, why

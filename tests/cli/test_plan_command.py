@@ -145,20 +145,6 @@ def test_if_nothing_fits_json_has_the_same_facts(model: Path) -> None:
     assert answer["rejected"]["iphone-13"][0]["failures"][0]["what"] == "memory"
 
 
-def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: Path) -> None:
-    big = tmp_path / "Llama-2-70B"
-    big.mkdir()
-    (big / "config.json").write_text(json.dumps(shapes.LLAMA_2_70B))
-    listed = tmp_path / "models.txt"
-    listed.write_text(f"# what we would ship\n{model}\n\n{big}  # far too big\ndemo\n")
-    devices = ("--device", "m4-max-64gb", "--device", "pixel-9")
-    rows = json.loads(plan("--which-models", listed, *devices, "--json").output)
-    assert [(row["device"], row["fits"]) for row in rows] == [
-        ("pixel-9", True), ("pixel-9", False), ("pixel-9", True),
-        ("m4-max-64gb", True), ("m4-max-64gb", True), ("m4-max-64gb", True),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -175,7 +161,6 @@ def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: P
         (["--device", "pixel-9", "--draft", "nowhere"], ["nowhere"]),
         (["--device", "pixel-9", "--os-version", "sixteen"], ["sixteen"]),
         (["--device", "a", "--device", "b", "-o", "x"], ["--output", "2 devices"]),
-        (["--which-models", "list.txt"], ["--which-models"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

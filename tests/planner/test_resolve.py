@@ -172,9 +172,7 @@ def test_balanced_takes_four_bits_until_quality_asks_for_more() -> None:
 def test_quality_grows_as_far_as_memory_allows() -> None:
     assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="quality", target="mlx").recipe.name == "float16"
     limit = 2 * GIB
-    assert (
-        plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="quality", target="mlx", memory=limit).recipe.name == "s8"
-    )
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="quality", target="mlx", memory=limit).recipe.name == "s8"
 
 
 def test_preferred_speed_or_memory_is_the_best_that_fits() -> None:

@@ -160,7 +160,7 @@ class PoolSettings(NamedTuple):
 def pool_settings(settings: ServerSettings, models: int) -> PoolSettings:
     """Return the pool settings of a server with `models` models."""
     keep_alive_s = _KEEP_ALIVE_S if settings.keep_alive_s is None and models > 1 else settings.keep_alive_s
-    return PoolSettings(settings.memory, keep_alive_s, settings.swap_wait_s, settings.prefixes)
+    return PoolSettings(settings.memory, keep_alive_s, prefixes=settings.prefixes)
 
 
 class ModelPool:

@@ -12,6 +12,9 @@ from edgekit.apps.serve.models import Models
 from edgekit.apps.serve.settings import ServerSettings
 from edgekit.errors import InvalidInput, quote_short
 
+BODY_BYTES = 4 << 20  # tools, schemas and the names of fields
+BYTES_OF_A_TOKEN = 32  # four characters, each of which JSON may escape, take 24
+
 
 class Service(NamedTuple):
     """The models, the limits, the keys and the counters of one server."""
@@ -26,9 +29,7 @@ class Service(NamedTuple):
     @property
     def max_body(self) -> int:
         """The most bytes of a request."""
-        if self.settings.max_body is not None:
-            return self.settings.max_body
-        return (4 << 20) + 32 * max(model.context for model in self.models.pool.models)
+        return BODY_BYTES + BYTES_OF_A_TOKEN * max(model.context for model in self.models.pool.models)
 
     @staticmethod
     def of(models: Models, settings: ServerSettings) -> Service:

@@ -38,9 +38,6 @@ class BenchOptions(Frozen):
     peer_python: str | None = Field(
         default=None, description="The Python with the packages of --against, instead of this one."
     )
-    weights: Path | None = Field(
-        default=None, description="The neutral weights of the first artifact, if the store lacks them."
-    )
     repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
     loads: Loads = Field(
         default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
@@ -60,16 +57,12 @@ class BenchOutput(Frozen):
         default=None,
         description="Write the measurements there, to give away: no names of people or machines, paths or prompts.",
     )
-    stats: bool = Field(default=False, description="Also show memory by class, and how drafting did and why.")
-    title: Annotated[str, Field(max_length=_LONGEST_TITLE)] | None = Field(
-        default=None, description="The report's title; without it, the model, the machine and the date."
-    )
 
 
 _EXAMPLES = """\b
 Examples:
   edgekit bench my-artifact
-  edgekit bench my-artifact --against llama.cpp --html report.html
+  edgekit bench my-artifact --against llama.cpp -o report.html
 """
 
 
@@ -95,7 +88,6 @@ def command(
     Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
     of averages. Exits with 4 if an artifact has no undisturbed figure.
     """
-    from edgekit.apps.bench.artifact_subjects import readable
     from edgekit.apps.bench.machine import Machine
     from edgekit.apps.bench.report.headline import context_of
     from edgekit.apps.bench.report.results import Report
@@ -103,9 +95,8 @@ def command(
     from edgekit.apps.bench.workload import read_workload
 
     files.check()
-    for name, value in (("--peer-python", choice.peer_python), ("--weights", choice.weights)):
-        if value is not None and not choice.against:
-            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it out")
+    if choice.peer_python is not None and not choice.against:
+        raise InvalidInput("--peer-python: belongs to a peer; name one with --against, or leave it out")
     if opening.memory is not None:
         opening = opening.model_copy(update={"on_pressure": "refuse"})  # what is measured is what was asked for
     adapter = adapter_of(choice.adapter) if choice.adapter is not None else None
@@ -124,12 +115,11 @@ def command(
                 adapter=adapter,
                 against=choice.against,
                 peer_python=choice.peer_python,
-                weights=choice.weights,
                 loads=choice.loads,
                 machine=machine,
                 progress=progress,
             )
-    title = readable(shown.title) if shown.title is not None else context_of(measurements)[:_LONGEST_TITLE]
+    title = context_of(measurements)[:_LONGEST_TITLE]
     files.write(Report(title=title, measurements=tuple(measurements)))
     if not as_json and all(each.status == "failed" for each in measurements):
         raise TargetFailed(measurements[0].why)
@@ -137,7 +127,7 @@ def command(
         for each in measurements:
             click.echo(each.model_dump_json())
     else:
-        show_measurements(measurements, stats=shown.stats)
+        show_measurements(measurements)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
     if shown.share is not None:
         from edgekit.apps.bench.sharing import share
