@@ -26,7 +26,7 @@ from edgekit.errors import InvalidInput, TargetFailed
 
 
 class BenchOptions(Frozen):
-    """The subjects of a benchmark, and how often each is measured."""
+    """The subjects of a benchmark, how often each is measured, and what is given away."""
 
     workloads: Annotated[tuple[str, ...], Option(name="workload", short="w", default="quick")] = Field(
         default=(),
@@ -45,20 +45,13 @@ class BenchOptions(Frozen):
     adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
         default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
     )
-
-
-_LONGEST_TITLE = 400  # characters
-
-
-class BenchOutput(Frozen):
-    """The output options of a benchmark."""
-
     share: Path | None = Field(
         default=None,
         description="Write the measurements there, to give away: no names of people or machines, paths or prompts.",
     )
 
 
+_LONGEST_TITLE = 400  # characters
 _EXAMPLES = """\b
 Examples:
   edgekit bench my-artifact
@@ -71,7 +64,6 @@ Examples:
 @options(
     choice=BenchOptions,
     opening=SomeFields(OpenOptions, (*OPENING, "sequences", "prefixes")),
-    shown=BenchOutput,
     files=ReportFiles,
 )
 @json_option("Print one Measurement a line, and nothing else.")
@@ -79,7 +71,6 @@ def command(
     artifacts: tuple[str, ...],
     choice: BenchOptions,
     opening: OpenOptions,
-    shown: BenchOutput,
     files: ReportFiles,
     as_json: bool,
 ) -> int:
@@ -129,10 +120,10 @@ def command(
     else:
         show_measurements(measurements)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
-    if shown.share is not None:
+    if choice.share is not None:
         from edgekit.apps.bench.sharing import share
 
         plans = {opened.sha256: opened.plan for opened in map(open_artifact, map(Path, artifacts))}
         planned = [(each, plans[each.subject.artifact_sha256 or ""]) for each in own]
-        share([(each, plan, plan.device) for each, plan in planned], shown.share)
+        share([(each, plan, plan.device) for each, plan in planned], choice.share)
     return 0 if all(each.status == "valid" for each in own) else 4
