@@ -30,7 +30,6 @@ from edgekit.common.options import Option, read_options
 from edgekit.errors import InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-OutputFile = Annotated[Path | None, Option(short="o")]
 # The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
 _SECTIONS = {
     "devices": "Devices", "files": "Files", "added": "Files", "calibrating": "Calibration",
@@ -67,6 +66,10 @@ class SomeFields(NamedTuple):
 
     model: type[BaseModel]
     names: Sequence[str]
+
+
+class LinesOutput(Frozen):
+    output: Annotated[Path | None, Option(short="o")] = Field(default=None, description="Write jsonl here; resumable.")
 
 
 class PlanDevices(Frozen):

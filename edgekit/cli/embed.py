@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, read_texts
-from edgekit.cli._options import OutputFile, options
+from edgekit.cli._options import LinesOutput, options
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 from edgekit.model.parts import Pooling
@@ -45,15 +45,11 @@ class EmbedOptions(Frozen):
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
 
 
-class EmbedOutput(Frozen):
-    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
-
-
 @click.command(name="embed")
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options(embedding=EmbedOptions, written=EmbedOutput)
-def command(artifact: Path, file: Path, embedding: EmbedOptions, written: EmbedOutput) -> int:
+@options(embedding=EmbedOptions, written=LinesOutput)
+def command(artifact: Path, file: Path, embedding: EmbedOptions, written: LinesOutput) -> int:
     """Print one vector for each text in FILE, as jsonl.
 
     A FILE that ends in .jsonl has objects with `text` and, where you like, `id`; any other has one text a line. Each

@@ -34,7 +34,6 @@ _ANSWER_S = 30.0  # for a device to answer; a phone that wakes up takes some
 
 class LabRunOptions(Frozen):
     resume: str | None = Field(default=None, description="Continue this run; `last` is the newest of the lab.")
-    baseline: str | None = Field(default=None, description="The run to compare with, instead of the set baseline.")
     cluster: Annotated[str | None, Option(name="ray", metavar="ADDRESS")] = Field(
         default=None, description="Export models on this Ray cluster; `local` starts one."
     )
@@ -160,7 +159,7 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
         except KeyboardInterrupt:
             click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
-        return _reported(kept, name, choice.baseline, files, as_json)
+        return _reported(kept, name, files, as_json)
 
 
 @command.command()
@@ -177,7 +176,7 @@ def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json:
         raise InvalidInput("--output: writes the report of one RUN; name it")
     with _opened(kept_in.store) as kept:
         if name is not None:
-            return _reported(kept, name, None, files, as_json)
+            return _reported(kept, name, files, as_json)
         for info in kept.history():
             if as_json:
                 click.echo(json_of(info))
@@ -293,11 +292,11 @@ def _newest(store: LabStore, lab: str) -> str:
     return known[0].id
 
 
-def _reported(store: LabStore, name: str, baseline: str | None, files: LabReportFiles, as_json: bool) -> int:
+def _reported(store: LabStore, name: str, files: LabReportFiles, as_json: bool) -> int:
     from edgekit.apps.bench import markdown as as_markdown
     from edgekit.apps.lab.report import baseline_of, exit_code, junit, report_of, rows_of
 
-    against = baseline_of(store.lab(name), store, name, baseline)
+    against = baseline_of(store.lab(name), store, name)
     rows = list(rows_of(store, name, against))
     report = report_of(store, name, rows, against)
     files.write(report, xml=lambda: junit(store, name, rows))
