@@ -170,10 +170,6 @@ def test_bad_options_are_refused_in_one_line(model: Path, arguments: list[str], 
         assert word in line, line
 
 
-def test_no_model_is_refused() -> None:
-    assert "MODEL is missing" in refused("--device", "pixel-9")
-
-
 def test_a_plan_notes_rounding_without_calibration_text(model: Path) -> None:
     said = " ".join(plan(model, "--device", "pixel-9").output.split())
     assert "export rounds weights to the nearest (rtn), which loses 1.4 to 4 times as much" in said

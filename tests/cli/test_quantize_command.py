@@ -72,7 +72,7 @@ def test_with_text_it_calibrates_and_prints_json_events(tmp_path: Path) -> None:
     done = told[-1]
     assert done["method"] == "gptq"
     assert 5.2 < done["bits_per_weight"] <= 5.5
-    assert "4 × 64 tokens" in done["calibration"]
+    assert "24 × 512 tokens" in done["calibration"]
     assert done["sha256"] == NeutralWeights.open(out).sha256
 
 
