@@ -272,7 +272,7 @@ def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit, ta
 def _prefix_bytes(prefixes: int | str | None, plan: Plan, state_bytes: int) -> int:
     """Return the size of the prefix cache; the default is documented at `open_runtime`."""
     if prefixes is None:
-        return max(0, min(plan.budget_bytes - plan.estimate.private_bytes, plan.sequences * state_bytes))
+        return max(0, min(plan.budget_bytes - plan.estimate.total_bytes, plan.sequences * state_bytes))
     return int(prefixes)
 
 
