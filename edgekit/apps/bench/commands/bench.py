@@ -110,8 +110,7 @@ def command(
                 machine=machine,
                 progress=progress,
             )
-    title = context_of(measurements)[:_LONGEST_TITLE]
-    files.write(Report(title=title, measurements=tuple(measurements)))
+    files.write(Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements)))
     if not as_json and all(each.status == "failed" for each in measurements):
         raise TargetFailed(measurements[0].why)
     if as_json:
