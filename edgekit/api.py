@@ -81,12 +81,12 @@ def plan(
         per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
         profiles: folders of your own profiles.
         announce: called with a note before this machine's engines are timed, which happens once and takes seconds.
-        options: requirements and preferences, the fields of `PlanRequest`: `context`, `max_memory`, `recipe`, …
+        options: requirements and preferences, the fields of `PlanRequest`: `context`, `memory`, `recipe`, …
 
     Raises `DoesNotFit`, with a table of the candidates, if none fits, and `InvalidInput` for an unknown option or a
     value out of bounds.
 
-        >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
+        >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, memory="1GiB")
         >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
     """
     devices = device if isinstance(device, list | tuple) else [device]

@@ -100,7 +100,6 @@ def _plans(
                 devices.names(),
                 request,
                 draft=devices.draft,
-                per_device=devices.per_device,
                 profiles=devices.profiles,
                 announce=announce,
                 chosen_by=chosen_by,

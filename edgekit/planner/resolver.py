@@ -212,9 +212,7 @@ def _shared(
     if not common:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
         each = "; ".join(f"{ranked.device.name}: {ranked.passing[0].offer.recipe.name}" for ranked in rankings)
-        raise DoesNotFit(
-            f"no single recipe fits all devices ({each}); --per-device makes one for each", table_of(rejected)
-        )
+        raise DoesNotFit(f"no single recipe fits all devices ({each}); plan each device alone", table_of(rejected))
 
     def best(name: str) -> list[Candidate]:
         return [

@@ -11,6 +11,7 @@ from edgekit.common.lazy import lazy
 
 if TYPE_CHECKING:
     from edgekit.apps.bench.artifact_subjects import bytes_per_token, predicted_s, subject_of_artifact
+    from edgekit.apps.bench.commands.reports import ReportFiles
     from edgekit.apps.bench.machine import CONTENDED_SHARE, THROTTLED
     from edgekit.apps.bench.measurement import CaseResult, Measurement, Metric, Predicted, SubjectInfo, TrialStatus
     from edgekit.apps.bench.prompts import encoder_of, tokens_of
@@ -38,6 +39,7 @@ __all__ = [
     "Metric",
     "Predicted",
     "Report",
+    "ReportFiles",
     "SubjectInfo",
     "TrialStatus",
     "Workload",
@@ -58,6 +60,7 @@ __all__ = [
 ]
 _MODULES = {
     ".artifact_subjects": ["bytes_per_token", "predicted_s", "subject_of_artifact"],
+    ".commands.reports": ["ReportFiles"],
     ".machine": ["CONTENDED_SHARE", "THROTTLED"],
     ".measurement": [
         "CaseResult",

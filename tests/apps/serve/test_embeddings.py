@@ -100,7 +100,7 @@ def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path
         texts, long = ["the cat", "a dog ran"], "the cat " * 90
         expected, cut = runtime.embed(texts), runtime.embed([long], truncate=True)
     models = {"tiny": make_runtime(), "bert": on_demand(artifact)}
-    with serving(models, ollama=True, max_memory=8 << 30) as served:
+    with serving(models, ollama=True, memory=8 << 30) as served:
         client = ollama.Client(host=served.url)
         found = client.embed("bert", texts)
         assert np.array_equal(np.array(found.embeddings, np.float32), expected)
