@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekit.artifact import artifact
-from edgekit.cli._console import console as new_console
-from edgekit.cli._console import print_below
+from edgekit.cli._console import console as new_console, print_below
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import edgekit
-from edgekit.cli._console import WIDE_TABLE, draw, print_below
-from edgekit.cli._console import console as new_console
+from edgekit.cli._console import WIDE_TABLE, console as new_console, draw, print_below
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
 from edgekit.cli._rejected import counted, draw_rejected, show_what_does_not_fit

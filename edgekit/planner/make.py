@@ -38,7 +38,6 @@ def make_plans(
     request: PlanRequest | None = None,
     *,
     draft: str | Path | None = None,
-    per_device: bool = False,
     profiles: Sequence[Path] = (),
     announce: Callable[[str], None] | None = None,
     may_measure: bool = True,
@@ -88,7 +87,6 @@ def make_plans(
         selected,
         targets,
         request,
-        per_device=per_device,
         others=tuple(known.values()),
     )
     if neutral is None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import shapes
 from configs import GEMMA_3N_E2B, LLAMA_2_7B, MISTRAL_7B, QWEN_3_8B, QWEN_3_30B_A3B, SMOLLM2_135M
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import edgekit
 from edgekit import plugins
@@ -256,8 +255,6 @@ def test_several_devices_share_the_best_recipe_that_fits_all_of_them() -> None:
     both = [PROFILES["macbook-m4-16gb"], PROFILES["raspberry-pi-5-8gb"]]
     plans = resolve(MODELS["LLAMA_32_1B"], both, TARGETS, PlanRequest(prefer="quality"))
     assert len({plan.recipe.name for plan in plans}) == 1
-    apart = resolve(MODELS["LLAMA_32_1B"], both, TARGETS, PlanRequest(prefer="quality"), per_device=True)
-    assert {plan.recipe.name for plan in apart} == {"float32"} or len({plan.recipe.name for plan in apart}) > 1
 
 
 def test_devices_without_a_common_recipe_are_refused() -> None:

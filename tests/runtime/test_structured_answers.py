@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from runtimes import codec, make_runtime, refusal
 
-from edgekit.common.footprint import private_bytes_now
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import private_bytes_now, return_unused
 from edgekit.common.proc import memory_sizes
 from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing

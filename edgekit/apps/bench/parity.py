@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit import Artifact, open_artifact
-from edgekit import open as open_runtime
+from edgekit import Artifact, open as open_runtime, open_artifact
 from edgekit.apps.bench.eval.evaluate import read_text
 from edgekit.apps.bench.eval.reference import Logits, Windows, engine_logits, windows_of
 from edgekit.apps.bench.eval.text_interface import TextInterface, compare

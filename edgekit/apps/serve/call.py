@@ -18,8 +18,8 @@ from edgekit.apps.serve.guard import problem, read_away, too_large
 from edgekit.apps.serve.keys import Key
 from edgekit.apps.serve.overflow import redirect, route_for
 from edgekit.apps.serve.problems import ApiError, api_error, as_json, invalid, validation_problem
+from edgekit.common.footprint import return_unused
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.errors import quote_short
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from edgekit import Artifact, AsyncRuntime, OpenOptions, Runtime, predict_opening
-from edgekit import open as open_runtime
+from edgekit import Artifact, AsyncRuntime, OpenOptions, Runtime, open as open_runtime, predict_opening
 from edgekit.apps.serve.problems import ApiError, api_error
 from edgekit.apps.serve.settings import ServerSettings
-from edgekit.common.footprint import footprint
+from edgekit.common.footprint import footprint, return_unused
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.common.options import one_of
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import measured
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.report.compare import Difference, compare_runs

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from edgekit.commands import console as new_console
-from edgekit.commands import draw
+from edgekit.commands import console as new_console, draw
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
