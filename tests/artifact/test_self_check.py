@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import family_models as models
 import numpy as np
 import outliers
 import pytest
@@ -17,6 +19,7 @@ from real_files import fetched
 pytest.importorskip("torch")
 
 from edgekit import plugins
+from edgekit.artifact.read_back import read_back
 from edgekit.artifact.self_check import CHECKED_TOKENS, checked_tokens, compare, self_check
 from edgekit.common.progress import no_progress
 from edgekit.contracts.engine import Chunk, Engine
@@ -240,6 +243,21 @@ def test_correct_files_pass_with_their_distance(
     least = "KL 0." if made.plan.recipe.is_native() else "KL 0.0"
     assert least in found and f"on {CHECKED_TOKENS} tokens" in found
     assert "read back" in found and "not read back" not in found
+
+
+@pytest.mark.parametrize("target", TARGETS[:2])
+def test_reading_back_takes_one_copy_of_the_largest_matrix(
+    make: Callable[..., Made], tmp_path: Path, target: str
+) -> None:
+    models.write_model(tmp_path / "model", "llama", {**models.SMALL, "vocab_size": 250_000})
+    made = make(target, model=tmp_path / "model")
+    made.target.export(made.plan, made.weights, tmp_path / "files", no_progress)
+    tracemalloc.start()
+    try:
+        assert read_back(*made, tmp_path / "files").is_read
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * 250_000 * 64 * 4
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
