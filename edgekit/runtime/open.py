@@ -23,7 +23,15 @@ from edgekit.plugins import SIGNATURES, load_own
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard
-from edgekit.runtime.memory.admission import FEWEST_TOKENS, AdmittedConfig, MemoryLimit, RunConfig, admit, estimate_of
+from edgekit.runtime.memory.admission import (
+    FEWEST_TOKENS,
+    AdmittedConfig,
+    MemoryLimit,
+    RunConfig,
+    admit,
+    class_lines,
+    estimate_of,
+)
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.open_options import OpenOptions, by_keyword
@@ -260,11 +268,13 @@ def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit, ta
     smallest = RunConfig(
         kv_config=kv_config.model_copy(update={"capacity_tokens": tokens}), policy=KVEvictionPolicy(), sequences=1
     )
-    needed = estimate_of(plan, smallest, target.memory).private_bytes
-    if needed > limit.bytes:
+    estimate = estimate_of(plan, smallest, target.memory)
+    needed = show_bytes(estimate.private_bytes)
+    if estimate.private_bytes > limit.bytes:
         raise DoesNotFit(
-            f"{show_bytes(needed)} of private memory are needed with {tokens} tokens of context, and "
-            f"{show_bytes(limit.bytes)} are allowed ({limit.source}); give more memory, or a smaller model or recipe"
+            f"{needed} of private memory are needed with {tokens} tokens of context, and "
+            f"{show_bytes(limit.bytes)} are allowed ({limit.source}); give more memory, or a smaller model or recipe",
+            table="\n".join([*class_lines(estimate), f"the smallest ({smallest.summary}): {needed}"]),
         )
 
 

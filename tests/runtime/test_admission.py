@@ -187,8 +187,9 @@ def test_refusal_at_open_has_the_numbers(artifact: Path) -> None:
         needed = runtime.memory().predicted_private_bytes
     with pytest.raises(DoesNotFit, match="memory, as given"):
         edgekit.open(artifact, prefixes=0, memory=needed - 1000, on_pressure="refuse")
-    with pytest.raises(DoesNotFit, match="give more memory"):
+    with pytest.raises(DoesNotFit, match="give more memory") as caught:
         edgekit.open(artifact, memory=1000)
+    assert "runtime " in caught.value.table and "the smallest (1 × context" in caught.value.table
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def admit(
     raise DoesNotFit(
         f"{show_bytes(first.private_bytes)} of private memory are needed and {show_bytes(limit.bytes)} are allowed "
         f"({limit.source}); {fix}",
-        table="\n".join([*_classes(first), *tried]),
+        table="\n".join([*class_lines(first), *tried]),
     )
 
 
@@ -212,6 +212,7 @@ def _most_tokens(capacity: int, limit_bytes: int, price: Callable[[int], int]) -
     return low * _GRAIN_TOKENS
 
 
-def _classes(estimate: Estimate) -> list[str]:
+def class_lines(estimate: Estimate) -> list[str]:
+    """Return one line for each class of private memory, for a `DoesNotFit`."""
     private = (each for each in estimate.classes if each[0] != "mapped weights")
     return [f"{name:<15} {show_bytes(size):>9}" for name, size in private if size]
