@@ -212,7 +212,7 @@ class MemoryLoad(NamedTuple):
         return sized("activation_bytes", size, "of attention's masks")
 
     def peak(self, step: list[Term], later: Iterable[Term], *opening: Term) -> list[Term]:
-        """Return the largest step, or what reading the tokenizer or other work of opening takes, if that is more.
+        """Return the largest step, and what reading the tokenizer or other work of opening takes more than it.
 
         Private terms that come `later`, drafts and prefixes reuse the memory of reading: they do not exist yet.
         """
@@ -222,8 +222,10 @@ class MemoryLoad(NamedTuple):
         absent = total(later, "private_weights_bytes", "kv_bytes", "runtime_bytes")
         what = "to read the tokenizer, less library, graph, copied weights and cache, not there yet"
         left = size - absent - self.draft_bytes - self.prefix_bytes
-        reading = Term("activation_bytes", left, f"{show_bytes(size)} {what}")
-        return max(step, *([each] for each in opening), [reading], key=total)
+        reading = Term("opening_bytes", left, f"{show_bytes(size)} {what}")
+        most = max((*opening, reading), key=lambda term: term.bytes)
+        more = max(0, most.bytes - total(step))
+        return [*step, most._replace(bytes=more, why=f"{most.why}, less the activations")] if more else step
 
 
 MemoryTerms = Callable[[MemoryLoad], Iterable[Term]]  # `Target.memory`

@@ -109,6 +109,7 @@ CLASSES = {
     "private_weights_bytes": "private weights",
     "kv_bytes": "cache",
     "activation_bytes": "activations",
+    "opening_bytes": "opening",
     "runtime_bytes": "runtime",
     "draft_bytes": "draft",
     "prefix_bytes": "prefixes",
@@ -124,6 +125,8 @@ class Estimate(Frozen):
     kv_bytes: Bytes  # all sequences
     activation_bytes: Bytes  # the largest chunk
     runtime_bytes: Bytes  # interpreter, vendor library, tokenizer, graph
+    # What only opening takes, above the activations of a step, which reuse that memory.
+    opening_bytes: Bytes = Field(0, exclude_if=lambda value: not value)
     draft_bytes: Bytes = 0  # draft model: its weights, KV and activations
     prefix_bytes: Bytes = 0  # the prefix cache
     adapter_bytes: Bytes = 0  # one adapter of the planned rank, on every linear of the layers

@@ -101,7 +101,7 @@ def _opening(load: MemoryLoad, caches: Term, graph: Term) -> Term:
     """Return the copy of the largest tensor, before the graph and the cache exist; they reuse its memory."""
     copied = max(0, _largest_tensor_bytes(load.model, load.recipe, load.facts) - graph.bytes)
     why = f"{show_bytes(copied)} to open the largest tensor, less the cache, which does not exist yet"
-    return Term("activation_bytes", copied - caches.bytes - load.draft_bytes - load.prefix_bytes, why)
+    return Term("opening_bytes", copied - caches.bytes - load.draft_bytes - load.prefix_bytes, why)
 
 
 @lru_cache(maxsize=256)

@@ -104,6 +104,7 @@ def report(
         MemoryClass.of("runtime and private weights", runtime_bytes, runtime),
         MemoryClass.of("cache", predicted.kv_bytes, *caches),
         MemoryClass.of("activations", predicted.activation_bytes, rest),
+        MemoryClass.of("opening", predicted.opening_bytes, 0),
         MemoryClass.of("draft", predicted.draft_bytes, draft),
         MemoryClass.of("prefixes", predicted.prefix_bytes, prefix_bytes),
         MemoryClass.of("adapters", predicted.adapter_bytes, adapter_bytes),
