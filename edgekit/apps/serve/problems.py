@@ -93,7 +93,8 @@ def validation_problem(error: ValidationError) -> ApiError:
     param = ".".join(
         str(part) for part in first["loc"] if isinstance(part, int) or part.replace("_", "").isidentifier()
     )
-    return invalid(f"{param or 'the body'}: {first['msg'][:200]}", param[:200] or None)
+    reason = "is missing" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
+    return invalid(f"{param or 'the body'}: {reason[:200]}", param[:200] or None)
 
 
 def dialect_of(path: str) -> str:
