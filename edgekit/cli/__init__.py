@@ -73,6 +73,7 @@ _ELSEWHERE = {
     "list": "edgekit store ls, or edgekit devices",
     "ls": "edgekit store ls",
     "ps": "edgekit store ls",
+    "models": "edgekit choose, or edgekit store ls",
     "rm": "edgekit store prune",
     "show": "edgekit inspect, or edgekit devices show",
     "generate": "edgekit run",

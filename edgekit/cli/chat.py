@@ -67,7 +67,7 @@ def command(
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.engine.capabilities.generates:
-            raise Unsupported(f"{model}: an encoder writes no text; `edgekit serve` and `Runtime.embed` use it")
+            raise Unsupported(f"{model}: an encoder writes no text; `edgekit embed` makes vectors of texts with it")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)

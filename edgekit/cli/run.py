@@ -22,6 +22,7 @@ from edgekit.cli._answers import (
     show_notes,
     show_statistics,
     statistics,
+    why_cut,
     write,
 )
 from edgekit.cli._artifact_for import artifact_for
@@ -129,10 +130,7 @@ def _ending(result: RunResult, limit: int | None) -> str | None:
     """Return why an answer ends where it does, unless the model or the user ended it."""
     if result.finish_reason == "cancelled" and not result.is_interrupted:
         return "stopped: the answer repeated itself; --max-tokens, a temperature or another prompt helps"
-    if result.finish_reason != "length":
-        return None
-    is_full = limit is None or result.tokens < limit
-    return "cut: the context is full (--context)" if is_full else f"cut: --max-tokens {limit} is reached"
+    return why_cut(result.tokens, limit) if result.finish_reason == "length" else None
 
 
 def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> int:

@@ -215,5 +215,6 @@ def _facts(entry: Entry) -> dict[str, object]:
 
 
 def _ago(entry: Entry) -> str:
-    days = (time.time() - entry.used_at) / _DAY_S
-    return f"{days:.0f} days ago" if days >= 2 else f"{days * 24:.0f} h ago" if days >= 1 / 12 else "now"
+    seconds = time.time() - entry.used_at
+    units = {"days": _DAY_S, "h": 3600, "min": 60}
+    return next((f"{seconds / each:.0f} {unit} ago" for unit, each in units.items() if seconds >= 2 * each), "now")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from edgekit_executorch import ExecutorchTarget
 
 import edgekit
-from edgekit.artifact.artifact import read_manifest
+from edgekit.api import build_one
+from edgekit.artifact.artifact import Artifact, read_manifest
 from edgekit.cli import command
 from edgekit.cli._progress import time_left
-from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput, OutOfSpace, TargetFailed, TargetMissing
 from edgekit.model.source import open_source
 from edgekit.testing import write_adapter
 
@@ -46,6 +49,22 @@ def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tm
     assert events[-1]["event"] == "refused" and "executorch is not installed" in events[-1]["error"]
     assert read_manifest(tmp_path / "out/raspberry-pi-5-8gb").plan.recipe.name == "s4-g64"
     assert not (tmp_path / "out/pixel-9").exists()
+
+
+@pytest.mark.onnx
+def test_what_was_built_is_said_when_a_later_device_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(plan: Plan, *given: Any, **named: Any) -> Artifact:
+        if plan.device == "raspberry-pi-4-8gb":
+            raise TargetFailed("the self-check found a fault")
+        return build_one(plan, *given, **named)
+
+    monkeypatch.setattr("edgekit.api.build_one", build)
+    quick = ("--recipe", "s4-g64", "--effort", "quick", "-o", tmp_path / "out")
+    done = export(*PI, "--device", "raspberry-pi-4-8gb", *quick)
+    assert done.return_value == 2 and f"{tmp_path / 'out/raspberry-pi-5-8gb'}: demo for" in done.stdout
+    assert "not built for raspberry-pi-4-8gb: the self-check found a fault" in done.stderr
+    alone = export("--device", "raspberry-pi-4-8gb", *quick[:-1], tmp_path / "alone")
+    assert isinstance(alone.exception, TargetFailed)
 
 
 def test_a_missing_package_is_reported_before_any_work(tmp_path: Path, home: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_mistake_is_one_line_with_a_cure(artifact: Path, tmp_path: Path, argum
 
 
 def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> None:
-    lines = "the cat\n/stats\n/nope\nsat on\n\n/reset\nthe cat\n/help\n/exit\nnever\n"
+    lines = "the cat\n/stats\n/nope\nsat on\n\n/clear\nthe cat\n/?\n/quit\nnever\n"
     out, err = edgekit_cli("chat", artifact, *GREEDY, "--max-tokens", "7", "--ignore-eos", stdin=lines)
     with edgekit.open(artifact) as runtime:
         options = {"max_tokens": 7, "ignore_eos": True}
@@ -166,7 +166,7 @@ def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> N
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "sat on"}]
         second = runtime.chat(messages, **options).text
     assert out == f"{first}\n{second}\n{first}\n"
-    for word in ("tokens/s", "/nope is not a command", "forgotten", "ctrl-C stops an answer"):
+    for word in ("tokens/s", "/nope is not a command", "forgotten", "ctrl-C stops an answer", "(cut: --max-tokens 7 is reached)"):
         assert word in err
 
 
