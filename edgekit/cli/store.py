@@ -21,6 +21,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.common.files import home
 from edgekit.common.options import ByteCount
+from edgekit.common.parsing import read_text
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import MANIFEST as WEIGHTS
@@ -70,6 +71,8 @@ class Entry(NamedTuple):
             if (self.path / WEIGHTS).is_file():
                 manifest = read_weights(self.path)
                 return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
+            if (self.path / "model.txt").is_file():
+                return f"{read_text(self.path / 'model.txt', 1 << 10)} as onnxruntime packs it"
             for folder in (self.path, self.path / "artifact"):
                 if (folder / MANIFEST).is_file():
                     plan = read_manifest(folder).plan
