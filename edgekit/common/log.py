@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
 
 log = logging.getLogger("edgekit")
@@ -25,6 +26,14 @@ def _set_up() -> None:
     log.setLevel(logging.DEBUG if level == "debug" else logging.INFO)
     if level not in ("debug", "info"):
         log.warning("EDGEKIT_LOG: must be debug or info, found %.20r; logging at info", level)
+
+
+def warn(text: str) -> None:
+    """Tell it in a line of a command, or as Python's warning where a program calls."""
+    if slow.handlers:
+        slow.warning("%s", text)
+    else:
+        warnings.warn(text, stacklevel=3)
 
 
 def show_slow(show: Callable[[str], None]) -> None:

@@ -166,7 +166,13 @@ def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> N
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "sat on"}]
         second = runtime.chat(messages, **options).text
     assert out == f"{first}\n{second}\n{first}\n"
-    for word in ("tokens/s", "/nope is not a command", "forgotten", "ctrl-C stops an answer", "(cut: --max-tokens 7 is reached)"):
+    for word in (
+        "tokens/s",
+        "/nope is not a command",
+        "forgotten",
+        "ctrl-C stops an answer",
+        "(cut: --max-tokens 7 is reached)",
+    ):
         assert word in err
 
 
