@@ -38,7 +38,7 @@ GROUPS = {
         "quantize": "Quantise MODEL once, into integers and scales that every target packs without rounding again.",
     },
     "Build for servers": {
-        "handover": "Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.",
+        "handover": "Plan how a server holds MODEL on data-centre GPUs, and write its weights and files."
     },
     "Deliver": {
         "sign": "Sign ARTIFACT, after checking every byte of it; the signature is its file model.sig.",

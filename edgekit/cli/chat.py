@@ -47,12 +47,7 @@ class ChatOutput(Frozen):
     shown=ChatOutput,
 )
 def command(
-    model: str,
-    opening: OpenOptions,
-    answering: Answering,
-    sampling: Sampling,
-    stopping: Stopping,
-    shown: ChatOutput,
+    model: str, opening: OpenOptions, answering: Answering, sampling: Sampling, stopping: Stopping, shown: ChatOutput
 ) -> None:
     """Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 

@@ -108,10 +108,7 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     choice, answering = given.choice, given.answering
     opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
-    with (
-        edgekit.open(artifact, opening) as runtime,
-        kept_prefixes(runtime, answering.prefixes),
-    ):
+    with edgekit.open(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
         opened_s = perf_counter() - began
         show_notes(runtime)
         load_adapters(runtime, answering.adapters)

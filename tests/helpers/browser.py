@@ -43,12 +43,6 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    def offline(self, *, is_lost: bool) -> None:
-        """Cut the network, or restore it."""
-        self.ask(
-            "Network.emulateNetworkConditions", offline=is_lost, latency=0, downloadThroughput=-1, uploadThroughput=-1
-        )
-
     def open(self, path: Path) -> None:
         """Load a file and wait until all of its resources are loaded."""
         self.visit(path.resolve().as_uri())

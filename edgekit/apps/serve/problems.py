@@ -7,14 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgekit.errors import (
-    ContextExceeded,
-    DoesNotFit,
-    InvalidInput,
-    RuntimeClosed,
-    UnknownName,
-    Unsupported,
-)
+from edgekit.errors import ContextExceeded, DoesNotFit, InvalidInput, RuntimeClosed, UnknownName, Unsupported
 
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC = {

@@ -56,7 +56,7 @@ def schema_as_ecma(schema: Any) -> Any:
 
 
 def has_open_pattern(schema: Any) -> bool:
-    """Return whether a `pattern` of the schema lacks ^ at its start or $ at its end, so that other text may surround it."""
+    """Return whether a `pattern` of the schema lacks ^ or $, so that other text may surround what it describes."""
     if isinstance(schema, list):
         return any(map(has_open_pattern, schema))
     if not isinstance(schema, dict):
