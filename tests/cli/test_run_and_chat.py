@@ -301,11 +301,13 @@ def test_code_is_printed_without_a_margin_and_unbroken(capsys: pytest.CaptureFix
 def test_keys_are_not_written_into_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     import termios
 
-    _, theirs = os.openpty()
-    monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
-    with _silent_keys():
-        assert not termios.tcgetattr(theirs)[3] & termios.ECHO
-    assert termios.tcgetattr(theirs)[3] & termios.ECHO
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with _silent_keys():
+            assert not termios.tcgetattr(theirs)[3] & termios.ECHO
+        assert termios.tcgetattr(theirs)[3] & termios.ECHO
+    os.close(ours)
 
 
 def _read_until(terminal: int, prompt: str) -> str:
