@@ -62,7 +62,8 @@ def command(
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.engine.capabilities.generates:
-            raise Unsupported(f"{model}: an encoder writes no text; `edgekit embed` makes vectors of texts with it")
+            use = "rerank" if runtime.engine.capabilities.classifies else "embed"
+            raise Unsupported(f"{model}: an encoder writes no text; use `edgekit {use} {model} FILE`")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)
