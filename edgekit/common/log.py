@@ -9,6 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 
 log = logging.getLogger("edgekit")
 # Work of seconds that an opening does once on a machine. A child of `log`; commands print its lines.
@@ -29,11 +30,16 @@ def _set_up() -> None:
 
 
 def warn(text: str) -> None:
-    """Tell it in a line of a command, or as Python's warning where a program calls."""
+    """Tell it once in a line of a command, or as Python's warning where a program calls."""
     if slow.handlers:
-        slow.warning("%s", text)
+        _tell(text)
     else:
         warnings.warn(text, stacklevel=3)
+
+
+@lru_cache(maxsize=64)
+def _tell(text: str) -> None:
+    slow.warning("%s", text)
 
 
 def show_slow(show: Callable[[str], None]) -> None:
