@@ -54,17 +54,18 @@ def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tm
 @pytest.mark.onnx
 def test_what_was_built_is_said_when_a_later_device_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build(plan: Plan, *given: Any, **named: Any) -> Artifact:
-        if plan.device == "raspberry-pi-4-8gb":
+        if plan.device == "laptop-x86-16gb":
             raise TargetFailed("the self-check found a fault")
         return build_one(plan, *given, **named)
 
     monkeypatch.setattr("edgekit.api.build_one", build)
-    quick = ("--recipe", "s4-g64", "--effort", "quick", "-o", tmp_path / "out")
-    done = export(*PI, "--device", "raspberry-pi-4-8gb", *quick)
+    quick = ("--recipe", "s4-g64", "--target", "onnx", "--effort", "quick", "-o", tmp_path / "out")
+    too_slow = ("--device", "raspberry-pi-4-8gb", "--min-tokens-per-second", "400")
+    done = export(*PI, "--device", "laptop-x86-16gb", *too_slow, *quick)
     assert done.return_value == 2 and f"{tmp_path / 'out/raspberry-pi-5-8gb'}: demo for" in done.stdout
-    assert "not built for raspberry-pi-4-8gb: the self-check found a fault" in done.stderr
-    alone = export("--device", "raspberry-pi-4-8gb", *quick[:-1], tmp_path / "alone")
-    assert isinstance(alone.exception, TargetFailed)
+    assert "not built for laptop-x86-16gb: the self-check found a fault" in done.stderr
+    assert "not built for raspberry-pi-4-8gb: 'demo' does not fit raspberry-pi-4-8gb as asked" in done.stderr
+    assert isinstance(export("--device", "laptop-x86-16gb", *quick[:-1], tmp_path / "alone").exception, TargetFailed)
 
 
 def test_a_missing_package_is_reported_before_any_work(tmp_path: Path, home: Path) -> None:
