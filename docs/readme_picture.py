@@ -23,7 +23,7 @@ from examples.small_models import smollm2
 
 PICTURE = Path(__file__).parent / "run_and_plan.svg"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SMALL = f"edgekit plan {HUB_ID} --device raspberry-pi-5-8gb --target onnx --max-memory 250MiB"
+SMALL = f"edgekit plan {HUB_ID} --device raspberry-pi-5-8gb --target onnx --memory 150MiB"
 # Each command, and how many lines of its output are shown; more follow where a plan fits.
 COMMANDS = {
     f'edgekit run {HUB_ID} "Why is the sky blue?" --max-tokens 40': 3,

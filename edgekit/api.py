@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeAlias, Unpack, overload
 from pydantic import Field
 
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import ExportOptions, check_export, places_for
-from edgekit.artifact.export import export as build_one
+from edgekit.artifact.export import ExportOptions, check_export, export as build_one, places_for
 from edgekit.calibrating import calibration_for
 from edgekit.common.options import one_of, read_options
 from edgekit.common.progress import Progress
@@ -42,7 +41,6 @@ def plan(
     device: Device = ...,
     *,
     draft: str | Path | None = ...,
-    per_device: bool = ...,
     profiles: Sequence[str | Path] = ...,
     announce: Callable[[str], None] | None = ...,
     **options: Unpack[PlanOptions],
@@ -55,7 +53,6 @@ def plan(
     device: Devices,
     *,
     draft: str | Path | None = ...,
-    per_device: bool = ...,
     profiles: Sequence[str | Path] = ...,
     announce: Callable[[str], None] | None = ...,
     **options: Unpack[PlanOptions],
@@ -67,7 +64,6 @@ def plan(
     device: Device | Devices = "this",
     *,
     draft: str | Path | None = None,
-    per_device: bool = False,
     profiles: Sequence[str | Path] = (),
     announce: Callable[[str], None] | None = None,
     **options: Unpack[PlanOptions],
@@ -76,23 +72,23 @@ def plan(
 
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id, `demo`, or neutral weights that `quantize` wrote.
-        device: a device profile, its name or path, or `this`. A list gives a list of plans in the same order.
+        device: a device profile, its name or path, or `this`. A list gives a list of plans
+            in the same order, which share the best recipe that fits all.
         draft: a draft model to run with the model; its memory is counted.
-        per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
         profiles: folders of your own profiles.
         announce: called with a note before this machine's engines are timed, which happens once and takes seconds.
-        options: requirements and preferences, the fields of `PlanRequest`: `context`, `max_memory`, `recipe`, …
+        options: requirements and preferences, the fields of `PlanRequest`: `context`, `memory`, `recipe`, …
 
     Raises `DoesNotFit`, with a table of the candidates, if none fits, and `InvalidInput` for an unknown option or a
     value out of bounds.
 
-        >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
+        >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, memory="1GiB")
         >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
     """
     devices = device if isinstance(device, list | tuple) else [device]
     request = read_options(PlanRequest, options)
     folders = [Path(folder) for folder in profiles]
-    plans = make_plans(model, devices, request, draft=draft, per_device=per_device, profiles=folders, announce=announce)
+    plans = make_plans(model, devices, request, draft=draft, profiles=folders, announce=announce)
     return list(plans) if isinstance(device, list | tuple) else plans[0]
 
 

@@ -9,6 +9,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
 from edgekit.errors import TargetFailed, TargetMissing, Unsupported, quote_short
+from edgekit.formats.int_packing import row_slices
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,8 +75,6 @@ def read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) 
 
     Raises `TargetFailed` if one is wrong, missing or there twice.
     """
-    import numpy as np
-
     is_native = plan.recipe.is_native()
     expected = {module for module in weights.modules() if is_native or not weights.format_of(module).is_float}
     errors: dict[str, float] = {}
@@ -86,12 +85,7 @@ def read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) 
                 continue
             if module in errors:
                 raise failed(target, f"{quote_short(name)} was packed twice")
-            exact = weights.tensor(name)
-            if is_native:
-                norm = float(np.linalg.norm(exact))
-                errors[module] = float(np.linalg.norm(values - exact)) / (norm or 1.0)
-            else:
-                errors[module] = 0.0 if np.array_equal(values, exact) else np.inf
+            errors[module] = _error(values, name, weights, is_native)
             if not errors[module] <= MAX_ROUNDING:
                 raise failed(target, f"{name} was packed wrongly")
     except (TargetMissing, Unsupported) as refused:
@@ -105,3 +99,20 @@ def read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) 
         return ReadBack(f"{len(errors)} quantised matrices read back bit for bit", is_read=True)
     furthest = max(errors.values(), default=0.0)
     return ReadBack(f"{len(errors)} matrices read back, at most {furthest:.0%} from the float ones", is_read=True)
+
+
+def _error(values: NDArray[np.float32], name: str, weights: NeutralWeights, is_native: bool) -> float:
+    """Return the distance of a matrix from the one that it was packed from, as a share; infinite if integers differ."""
+    import numpy as np
+
+    if values.shape != weights.tensor_of(name.removesuffix(".weight")).shape:
+        return np.inf
+    of_error = of_matrix = 0.0
+    for rows in row_slices(values.shape):
+        exact = weights.tensor(name, rows)
+        if is_native:
+            of_error += float(np.linalg.norm(values[rows] - exact)) ** 2
+            of_matrix += float(np.linalg.norm(exact)) ** 2
+        elif not np.array_equal(values[rows], exact):
+            return np.inf
+    return float(np.sqrt(of_error / (of_matrix or 1.0)))

@@ -242,9 +242,8 @@ def _judge(ran: Ran, expected: NDArray[np.float32], again: Again) -> tuple[Agree
     alike = again.logits(kv_bits=ran.widest, int8_inputs=True)
     allowed = max(MAX_KL, MAX_KL_OF_ROUNDING * compare(alike, rounded).kl)
     if again.plan.recipe.is_native() and again.source is again.weights:
-        allowed += MAX_PREDICTED_LOSS * (
-            again.plan.quality.kl or 0.1
-        )  # the files could not be read: its rounding is unknown
+        # The files could not be read, so their rounding is unknown.
+        allowed += MAX_PREDICTED_LOSS * (again.plan.quality.kl or 0.1)
     # Processors without products of integers do not round inputs, so either may be the nearer one.
     if not min(agreement.kl, compare(ran.logits, alike).kl) <= allowed:
         raise failed(
@@ -306,10 +305,10 @@ def _cached(tokens: Sequence[int]) -> slice:
 
 
 def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int) -> NDArray[np.float32]:
-    """Return the logits of `tokens` with a KV cache of `bits` bits."""
+    """Return the logits of `tokens` with a KV cache of `bits` bits, which holds no more than them."""
     from edgekit.contracts.feeding import feed
 
-    state = engine.start(plan.storage.model_copy(update={"kv_bits": bits}))
+    state = engine.start(plan.storage.model_copy(update={"kv_bits": bits, "capacity_tokens": len(tokens)}))
     try:
         return feed(engine, state, tokens, len(tokens), chunk_tokens=_TOKENS_A_CALL)
     finally:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from edgekit.cli._options import adapter_of
+from edgekit.cli._options import SomeFields, adapter_of
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output
 from edgekit.common.footprint import footprint
@@ -35,6 +35,9 @@ from edgekit.runtime.stream import Stream
 from edgekit.runtime.text_assembler import Piece
 
 _MAX_GRAMMAR_BYTES = 1 << 20
+# What people set in a terminal; Python, the server and the line `/set` of a chat have every field.
+SAMPLING = SomeFields(Sampling, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"))
+STOPPING = SomeFields(Stopping, ("max_tokens", "stop"))
 _LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 

@@ -51,7 +51,7 @@ class Conversation:
             "/save": self._save,
             "/load": self._load,
             "/reset": self._reset,
-            "/stats": lambda _: self.show_statistics(),
+            "/stats": self._show_statistics,
             "/help": lambda _: _tell(HELP, HELP.index("change")),
         }
 
@@ -97,7 +97,7 @@ class Conversation:
             _tell(cut)
         self._messages.append({"role": "assistant", "content": repetition.text})
 
-    def show_statistics(self) -> None:
+    def _show_statistics(self, _: str) -> None:
         _tell(show_statistics(self._last) if self._last else "Nothing was answered yet.", 10)
 
     def _set(self, argument: str) -> None:

@@ -31,8 +31,8 @@ def export_here(source: ModelSource, context: int | None, target: str | None, ou
     check_export(plan, out, source)
     announce(
         f"making {source.given} as {plan.built_as} for this machine: "
-        f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "
-        f"{plan.context:,}, {plan.quality.show()} of top tokens kept"
+        f"{show_bytes(plan.estimate.private_bytes)} of private memory, {show_bytes(plan.budget_bytes)} allowed, with "
+        f"context {plan.context:,}, {plan.quality.show()} of top tokens kept"
     )
     effort: Effort | None = None if _has_integers(source, plan) else "quick"
     with progress_display() as progress:

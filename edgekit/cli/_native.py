@@ -26,11 +26,9 @@ from edgekit.runtime.metrics import Timings
 _KNOWN = frozenset(
     {
         "--native", "--target", "--chat", "--stats", "--json", "--exact", "--draft", "--system", "--temperature",
-        "--top-k", "--top-p", "--min-p", "--typical-p", "--repetition-penalty",
-        "--presence-penalty", "--frequency-penalty", "--seed", "--max-tokens", "--stop", "--ignore-eos",
+        "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--seed", "--max-tokens", "--stop",
     }
 )  # fmt: skip
-_NAMES = {"ignore_eos": "ignores_ends"}  # of options that the library names otherwise
 
 
 def refuse_what_native_lacks(*keywords: str) -> None:
@@ -48,7 +46,7 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
     """Answer one prompt, written to stdout while it is generated."""
     began = perf_counter()
     drafts = given.opening.draft == "ngram"
-    options = {_NAMES.get(name, name): value for name, value in given.generation.items() if value is not None}
+    options = {name: value for name, value in given.generation.items() if value is not None}
     options.setdefault("seed", secrets.randbelow(MAX_SEED))
     plan, before = read_manifest(artifact).plan, footprint().private_bytes
     opening: LoopOpener = load_own(NATIVE_LOOP)

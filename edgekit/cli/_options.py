@@ -1,11 +1,11 @@
 """Makes the options of a command from the fields of frozen models, and gives the command one validated object each.
 
-    class Report(Frozen):
-        html: Path | None = Field(default=None, description="Write the report here as one HTML page.")
+    class Answer(Frozen):
+        system: str | None = Field(default=None, description="A system message before the conversation.")
 
     @click.command()
-    @options(report=Report)
-    def command(report: Report) -> None: ...
+    @options(answer=Answer)
+    def command(answer: Answer) -> None: ...
 
 The option takes its name, type, default and help from the field; `Option` changes the spelling. A tuple field is a
 repeatable option, a `bool` a flag; a field without a description is no option. `model_fields_set` holds the given
@@ -30,7 +30,6 @@ from edgekit.common.options import Option, read_options
 from edgekit.errors import InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-OutputFile = Annotated[Path | None, Option(short="o")]
 # The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
 _SECTIONS = {
     "devices": "Devices", "files": "Files", "added": "Files", "calibrating": "Calibration",
@@ -42,7 +41,7 @@ _SECTIONS = {
 
 
 # The options of opening an artifact for one answer at a time.
-OPENING = ("context", "window", "sinks", "keep", "memory", "kv_bits", "gpu_layers", "exact", "draft")
+OPENING = ("context", "window", "keep", "memory", "kv_bits", "exact", "draft")
 # The options of choosing integers, of every command that quantises.
 CALIBRATION = ("calibrate", "method", "effort", "compute", "store")
 
@@ -69,13 +68,16 @@ class SomeFields(NamedTuple):
     names: Sequence[str]
 
 
+class LinesOutput(Frozen):
+    output: Annotated[Path | None, Option(short="o")] = Field(default=None, description="Write jsonl here; resumable.")
+
+
 class PlanDevices(Frozen):
     """The devices of `plan` and `export`, and options that go with them."""
 
     devices: Annotated[tuple[str, ...], Option(name="device", default="this")] = Field(
         default=(), description="A device profile by name or path, or `this`."
     )
-    per_device: bool = Field(default=False, description="Choose a recipe for each device, instead of one for all.")
     draft: str | None = Field(default=None, description="A draft model to run with MODEL; its memory is planned too.")
     profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
 

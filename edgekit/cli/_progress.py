@@ -66,8 +66,7 @@ def time_left(done: float, total: float, elapsed_s: float) -> str:
 def _bar() -> Iterator[Progress]:
     """Draw one bar per task with its step and the remaining time; a long step is cut to the terminal's width."""
     from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
     columns = (

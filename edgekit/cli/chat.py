@@ -7,15 +7,21 @@ from pathlib import Path
 from time import perf_counter
 
 import click
-from pydantic import Field
 
 import edgekit
-from edgekit.cli._answers import Answering, generation_options, kept_prefixes, load_adapters, show_notes
+from edgekit.cli._answers import (
+    SAMPLING,
+    STOPPING,
+    Answering,
+    generation_options,
+    kept_prefixes,
+    load_adapters,
+    show_notes,
+)
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
 from edgekit.cli._options import OPENING, SectionedCommand, SomeFields, options
-from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.errors import Unsupported
 from edgekit.runtime.generation.sampling import Sampling
@@ -33,21 +39,20 @@ Examples:
 """
 
 
-class ChatOutput(Frozen):
-    stats: bool = Field(default=False, description="Show time, speed and memory after each answer.")
-
-
 @click.command(name="chat", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(
-    opening=SomeFields(OpenOptions, ("target", *OPENING, "on_pressure")),
+    opening=SomeFields(OpenOptions, ("target", *(name for name in OPENING if name != "exact"))),
     answering=SomeFields(Answering, ("system", "prefixes", "adapters")),
-    sampling=Sampling,
-    stopping=Stopping,
-    shown=ChatOutput,
+    sampling=SAMPLING,
+    stopping=STOPPING,
 )
 def command(
-    model: str, opening: OpenOptions, answering: Answering, sampling: Sampling, stopping: Stopping, shown: ChatOutput
+    model: str,
+    opening: OpenOptions,
+    answering: Answering,
+    sampling: Sampling,
+    stopping: Stopping,
 ) -> None:
     """Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 
@@ -79,8 +84,6 @@ def command(
                     return
             elif text.strip():
                 conversation.say(text)
-                if shown.stats:
-                    conversation.show_statistics()
 
 
 def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation, sampled: ChatSampling) -> str:

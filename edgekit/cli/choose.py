@@ -10,12 +10,13 @@ import click
 from pydantic import Field
 
 from edgekit.cli._console import console, draw
-from edgekit.cli._options import PlanDevices, json_option, options
-from edgekit.cli.plan import model_row
+from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.device.load import load_profile
+from edgekit.errors import EdgekitError
 from edgekit.model.known_models import KnownModel, known_models
+from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 
 # Column heading → key of a row; a narrow terminal shows fewer columns.
@@ -79,18 +80,35 @@ def command(choice: ChooseOptions, as_json: bool) -> None:
 
 
 def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict[str, Any]:
+    """Plan a model; return its facts with the plan's main figures, or with the reason why it does not run."""
     source = model.source()
-    devices = PlanDevices(devices=(choice.device,), profiles=choice.profiles)
     if "embed" in model.tasks:
         request = request.model_copy(update={"target": _EMBEDS})
     parameters = source.spec.parameters
     mark = " *" if model.needs_account else ""
-    return {
-        **model_row(source, choice.device, load_profile(choice.device, choice.profiles).ram.value, devices, request),
+    row = {
+        "device": choice.device,
+        "memory_bytes": load_profile(choice.device, choice.profiles).ram.value,
+        "model": source.given,
         "task": ", ".join(model.tasks),
         "parameters": parameters,
         "size": f"{parameters / 1e9:.2f} B" if parameters >= 0.9995e9 else f"{parameters / 1e6:.0f} M",
         "licence": model.licence + mark,
         "needs_account": model.needs_account,
         "sources": list(model.sources),
+    }
+    try:
+        (plan,) = make_plans(source, [choice.device], request, profiles=choice.profiles)
+    except EdgekitError as error:
+        return {**row, "fits": False, "as": f"no: {error}"}
+    return {
+        **row,
+        "fits": True,
+        "as": plan.built_as,
+        "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
+        "needs": show_bytes(plan.estimate.total_bytes),
+        "speed": plan.speed.decode_tokens_per_s,
+        "range": plan.speed.decode.show(),
+        "origin": plan.speed.origin,
+        "quality": plan.quality.same_top,
     }

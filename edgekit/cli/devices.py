@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from edgekit.cli._console import WIDE_TABLE
-from edgekit.cli._console import console as new_console
+from edgekit.cli._console import WIDE_TABLE, console as new_console
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteCount, Option

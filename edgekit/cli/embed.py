@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, read_texts
-from edgekit.cli._options import OutputFile, options
+from edgekit.cli._options import LinesOutput, options
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 from edgekit.model.parts import Pooling
@@ -42,23 +42,13 @@ class EmbedOptions(Frozen):
         default=None, description="Keep only this many values; for models that declare Matryoshka dimensions."
     )
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
-    unscaled: bool = Field(default=False, description="Do not normalise vectors to length 1.")
-
-    def given(self) -> dict[str, Any]:
-        """Return the keyword arguments of `Runtime.embed`."""
-        options = self.model_dump(exclude={"unscaled"})
-        return {**options, "normalise": False} if self.unscaled else options
-
-
-class EmbedOutput(Frozen):
-    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
 
 
 @click.command(name="embed")
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options(embedding=EmbedOptions, written=EmbedOutput)
-def command(artifact: Path, file: Path, embedding: EmbedOptions, written: EmbedOutput) -> int:
+@options(embedding=EmbedOptions, written=LinesOutput)
+def command(artifact: Path, file: Path, embedding: EmbedOptions, written: LinesOutput) -> int:
     """Print one vector for each text in FILE, as jsonl.
 
     A FILE that ends in .jsonl has objects with `text` and, where you like, `id`; any other has one text a line. Each
@@ -82,7 +72,7 @@ def _text(text: str, where: str, number: int) -> EmbedLine:
 
 
 def _submit(embedding: EmbedOptions, runtime: Runtime, line: EmbedLine) -> Embedding:
-    return runtime.submit_embed([line.text], **embedding.given())
+    return runtime.submit_embed([line.text], **embedding.model_dump())
 
 
 def _vector(line: EmbedLine, job: Embedding) -> dict[str, Any]:

@@ -112,7 +112,6 @@ def _plans(
                 names,
                 request,
                 draft=devices.draft,
-                per_device=devices.per_device,
                 profiles=devices.profiles,
                 announce=announce,
                 chosen_by=chosen_by,

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekit.artifact import artifact
-from edgekit.cli._console import console as new_console
-from edgekit.cli._console import print_below
+from edgekit.cli._console import console as new_console, print_below
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
@@ -259,9 +258,10 @@ def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
     print_below(f"sha256 {sealed.sha256}")
     print_below(f"neutral weights {manifest.weights_sha256}")
     print_below(f"self-check: {manifest.self_check}")
+    private, mapped = plan.estimate.private_bytes, plan.estimate.mapped_weights_bytes
     console.print(
-        f"  planned {show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed,"
-        f" {plan.speed.decode_tokens_per_s:g} tok/s"
+        f"  planned {show_bytes(private)} of private memory, {show_bytes(plan.budget_bytes)} allowed,"
+        f" and {show_bytes(mapped)} of mapped weights; {plan.speed.decode_tokens_per_s:g} tok/s"
     )
     print_below("made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
     for note in (*plan.source_notes, *plan.kv_notes):

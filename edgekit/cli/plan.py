@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 from pydantic import Field
@@ -14,38 +14,29 @@ from rich.console import Console
 from rich.text import Text
 
 import edgekit
-from edgekit.cli._console import WIDE_TABLE, draw, print_below
-from edgekit.cli._console import console as new_console
+from edgekit.cli._console import WIDE_TABLE, console as new_console, draw, print_below
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
 from edgekit.cli._rejected import counted, draw_rejected, plans_that_fit, show_what_does_not_fit
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
-from edgekit.common.parsing import read_bytes
 from edgekit.common.units import show_bytes
-from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import Plan
-from edgekit.device.load import load_profile
-from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
-from edgekit.model.source import ModelSource, may_export
+from edgekit.errors import DoesNotFit, InvalidInput
+from edgekit.model.source import may_export
 from edgekit.planner import gpu_layers
-from edgekit.planner.make import make_plans, targets_for
+from edgekit.planner.make import targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
 from edgekit.plugins import load_target
 
-_MAX_LIST_BYTES = 1 << 20
 _SHORT = 60  # characters of a reason that is shown without --explain
 
 
 class PlanOutput(Frozen):
     """The shown parts of a plan, and its output file."""
 
-    which_models: Path | None = Field(
-        default=None,
-        description="Instead of MODEL: a file of folders or hub ids, one per line. Lists which fit each device.",
-    )
     all: bool = Field(default=False, description="List every option that was not taken, with the reason.")
     explain: bool = Field(default=False, description="Print sources, and the formulas with their numbers.")
     output: Annotated[Path | None, Option(short="o")] = Field(
@@ -62,21 +53,14 @@ Examples:
 
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
-@click.argument("model", required=False)
+@click.argument("model")
 @options(devices=PlanDevices, request=PlanRequest, shown=PlanOutput)
-def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown: PlanOutput) -> None:
+def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanOutput) -> None:
     """Decide how to build MODEL for each device, and say why.
 
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Exit code 3: nothing fits; the nearest options
     are then listed (--all: every one) with the number that failed and the smallest change that would make it pass.
     """
-    if shown.which_models is not None:
-        if model is not None or shown.output is not None:
-            raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them out")
-        _print_models(_lines(shown.which_models), devices, request, shown.json_)
-        return
-    if model is None:
-        raise InvalidInput("a MODEL is missing: a Hugging Face folder, a .gguf file, a hub id, or demo")
     if shown.output is not None and len(devices.names()) > 1:
         count = len(devices.names())
         raise InvalidInput(
@@ -127,7 +111,6 @@ def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequ
         model,
         names,
         draft=devices.draft,
-        per_device=devices.per_device,
         profiles=devices.profiles,
         announce=announce,
         **dict(request),
@@ -173,8 +156,9 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
             (plan.device, "bold"), ": ", ("fits", "bold green"), f", {plan.model.name} as ", (made, "bold"), rest
         )
     )
-    classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in estimate.classes if size)
-    _print_line("memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
+    classes = [f"{name} {show_bytes(size)}" for name, size in estimate.classes if size]
+    mapped = f"; {classes.pop(0)}" if estimate.mapped_weights_bytes else ""
+    _print_line("memory", f"{show_bytes(estimate.private_bytes)} private = {' + '.join(classes)}{mapped}")
     if (on_gpu := gpu_layers.describe(plan)) is not None:
         holds = "" if estimate.gpu_bytes is None else f", {show_bytes(estimate.gpu_bytes)} of its own memory"
         _print_line("GPU layers", f"{on_gpu}{holds}")
@@ -217,55 +201,3 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
 def _print_line(name: str, text: str) -> None:
     """Print one labelled line, wrapped under its text on a terminal."""
     print_below(f"{name:<8} {text}", 11)
-
-
-def _lines(path: Path) -> list[str]:
-    text = read_bytes(path, _MAX_LIST_BYTES).decode(errors="replace")
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    models = [line for line in lines if line]
-    if not models:
-        raise InvalidInput(f"{path}: names no model; write one folder or hub id per line")
-    return models
-
-
-def _print_models(models: list[str], devices: PlanDevices, request: PlanRequest, as_json: bool) -> None:
-    """Print which models of a list run on each device, devices ordered by memory."""
-    memory = {name: _memory(load_profile(name, devices.profiles)) for name in devices.names()}
-    by_memory = sorted(memory, key=lambda name: memory[name])
-    rows = [model_row(model, name, memory[name], devices, request) for name in by_memory for model in models]
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    keys = ("device", "memory", "model", "as", "context", "needs", "range", "quality")
-    drawn = []
-    for row in rows:
-        cells = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
-        drawn.append([str(cells.get(key, "")) for key in keys])
-    head = ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality")
-    draw(head, drawn, wraps_at="runs as")
-
-
-def _memory(profile: DeviceProfile) -> int:
-    return (profile.vram or profile.ram).value
-
-
-def model_row(
-    model: str | ModelSource, device: str, memory: int, devices: PlanDevices, request: PlanRequest
-) -> dict[str, Any]:
-    """Plan a model for a device; return the plan's main figures, or the reason why it does not run."""
-    row = {"device": device, "memory_bytes": memory, "model": model if isinstance(model, str) else model.given}
-    try:
-        (plan,) = make_plans(model, [device], request, draft=devices.draft, profiles=devices.profiles)
-    except EdgekitError as error:
-        return {**row, "fits": False, "as": f"no: {error}"}
-    return {
-        **row,
-        "fits": True,
-        "as": plan.built_as,
-        "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
-        "needs": show_bytes(plan.estimate.total_bytes),
-        "speed": plan.speed.decode_tokens_per_s,
-        "range": plan.speed.decode.show(),
-        "origin": plan.speed.origin,
-        "quality": plan.quality.same_top,
-    }

@@ -40,15 +40,9 @@ Examples:
 
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
-@options(
-    choice=QuantizeFiles,
-    quantizing=SomeFields(QuantizeOptions, ("samples", "sample_length", "bits_per_weight", "threads")),
-    calibrating=SomeFields(QuantizeOptions, CALIBRATION),
-)
+@options(choice=QuantizeFiles, calibrating=SomeFields(QuantizeOptions, (*CALIBRATION, "bits_per_weight")))
 @json_option("Print progress and the result as JSON lines.")
-def command(
-    model: str, choice: QuantizeFiles, quantizing: QuantizeOptions, calibrating: QuantizeOptions, as_json: bool
-) -> None:
+def command(model: str, choice: QuantizeFiles, calibrating: QuantizeOptions, as_json: bool) -> None:
     """Quantise MODEL once, into integers and scales that every target packs without rounding again.
 
     If MODEL is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), its integers are kept, unless --recipe says otherwise.
@@ -59,8 +53,8 @@ def command(
     """
     try:
         with progress_display(as_json) as progress:
-            chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
-            weights = edgekit.quantize(model, choice.recipe, choice.output, quantizing.model_copy(update=chosen))
+            chosen = calibrating.model_copy(update={"report": reporter(progress)})
+            weights = edgekit.quantize(model, choice.recipe, choice.output, chosen)
     except KeyboardInterrupt:
         click.echo("edgekit: finished layers are kept; the same command continues from there", err=True)
         raise

@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, read_texts
-from edgekit.cli._options import OutputFile, options
+from edgekit.cli._options import LinesOutput, options
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 
@@ -40,15 +40,11 @@ class RerankOptions(Frozen):
     truncate: bool = Field(default=False, description="Cut documents that are too long, instead of reporting an error.")
 
 
-class RerankOutput(Frozen):
-    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
-
-
 @click.command(name="rerank")
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options(reranking=RerankOptions, written=RerankOutput)
-def command(artifact: Path, file: Path, reranking: RerankOptions, written: RerankOutput) -> int:
+@options(reranking=RerankOptions, written=LinesOutput)
+def command(artifact: Path, file: Path, reranking: RerankOptions, written: LinesOutput) -> int:
     """Order the documents of each line of FILE, a jsonl, for its query.
 
     A line has `query`, `documents` (a list of texts) and, where you like, `id`. Each line of the output has `id`,

@@ -12,6 +12,8 @@ import click
 
 import edgekit
 from edgekit.cli._answers import (
+    SAMPLING,
+    STOPPING,
     Answering,
     Repetition,
     generation_options,
@@ -56,10 +58,10 @@ Examples:
 @click.argument("prompt", required=False)
 @options(
     choice=RunOptions,
-    opening=SomeFields(OpenOptions, ("target", *OPENING, "sequences", "on_pressure")),
+    opening=SomeFields(OpenOptions, ("target", *OPENING, "sequences")),
     answering=Answering,
-    sampling=Sampling,
-    stopping=Stopping,
+    sampling=SAMPLING,
+    stopping=STOPPING,
 )
 def command(
     model: str,

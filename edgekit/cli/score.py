@@ -12,9 +12,8 @@ from pydantic import Field
 
 from edgekit.cli._console import draw
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_and_prompt, results_of, work_through
-from edgekit.cli._options import OutputFile, json_option, options
+from edgekit.cli._options import LinesOutput, json_option, options
 from edgekit.cli._progress import progress_display
-from edgekit.common.base import Frozen
 from edgekit.common.bounds import Sequences
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput, quote_short
@@ -34,8 +33,7 @@ class ScoreLine(NamedTuple):
     continuations: list[str]
 
 
-class ScoreOptions(Frozen):
-    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
+class ScoreOptions(LinesOutput):
     sequences: Sequences | None = Field(
         default=None, description="Batch size: lines that are computed together; without it, as planned."
     )

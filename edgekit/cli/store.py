@@ -24,8 +24,7 @@ from edgekit.common.options import ByteCount
 from edgekit.common.parsing import read_text
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
-from edgekit.contracts.neutral import MANIFEST as WEIGHTS
-from edgekit.contracts.neutral import read_manifest as read_weights
+from edgekit.contracts.neutral import MANIFEST as WEIGHTS, read_manifest as read_weights
 from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.common.cgroups import ReadText, cgroup_folders
+from edgekit.common.proc import ReadText, cgroup_folders
 
 
 class UsableCores(NamedTuple):

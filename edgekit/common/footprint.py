@@ -1,4 +1,4 @@
-"""The memory of this process, as the OS counts it."""
+"""The memory of this process, as the OS counts it, and the return of what its heap has left over."""
 
 from __future__ import annotations
 
@@ -117,3 +117,9 @@ def _physical_footprint() -> int | None:
         if ctypes.CDLL(None).proc_pid_rusage(os.getpid(), 0, ctypes.byref(fields)) == 0:
             return int(fields[2 + 7])
     return None
+
+
+def return_unused() -> None:
+    """Return freed heap memory to the system, if the C library can (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

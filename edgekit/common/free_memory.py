@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgekit.common.base import Frozen
-from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
+from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders
 
 
 def _read(path: str) -> str | None:

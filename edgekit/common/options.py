@@ -52,7 +52,7 @@ def read_options(
 ) -> Model:
     """Validate `given` as `model`. Raises `InvalidInput` with the option, the value and its bound.
 
-    `spelled` maps a field to the caller's name for it, such as `--max-memory`.
+    `spelled` maps a field to the caller's name for it, such as `--memory`.
     """
     unknown = next((name for name in given if name not in model.model_fields), None)
     if unknown is not None:

@@ -25,7 +25,7 @@ from edgekit.common.staging import copy_folder
 from edgekit.contracts.plan import Method, Quantisation
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, quote_short
-from edgekit.formats.int_packing import row_bytes, unpack
+from edgekit.formats.int_packing import IntegerRows, in_slices, row_bytes, unpack
 from edgekit.formats.safetensors import TensorBytes, TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -289,11 +289,12 @@ def dequantised_rows(
     packed = tensors.array(on_disk(model, f"{tensor.module}.weight_packed")).view(np.uint8)
     packed = packed.reshape(outputs, row_bytes(inputs, bits))
     scales = tensors.floats(on_disk(model, f"{tensor.module}.weight_scale"), rows)
-    if rows is not None:
-        packed = packed[rows]
-    values = unpack(packed, bits, inputs).astype(np.float32).reshape(*scales.shape, -1)
-    values *= scales[:, :, None]
-    return values.reshape(-1, inputs)
+    packed = packed if rows is None else packed[rows]
+
+    def dequantised(some: slice) -> NDArray[np.float32]:
+        return IntegerRows(unpack(packed[some], bits, inputs), scales[some]).dequantised()
+
+    return in_slices((len(packed), inputs), dequantised)
 
 
 def is_module(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from edgekit.common.files import open_regular
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.gguf_types import REFUSED, TYPES, dequantise, integers
-from edgekit.formats.int_packing import IntegerRows
+from edgekit.formats.int_packing import IntegerRows, in_slices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -150,9 +150,14 @@ class GgufFile:
     def rows(self, name: str, index: slice | NDArray[np.intp] | None = None) -> NDArray[np.float32]:
         """Return rows of a tensor as float32, [rows, values]; a tensor of one dimension is one row."""
         tensor = self.tensors[name]
-        values = dequantise(tensor.type_id, self._blocks(tensor, index), tensor.row_values)
-        self._refuse_not_finite(name, values)
-        return values
+        blocks = self._blocks(tensor, index)
+
+        def dequantised(some: slice) -> NDArray[np.float32]:
+            values = dequantise(tensor.type_id, blocks[some], tensor.row_values)
+            self._refuse_not_finite(name, values)
+            return values
+
+        return in_slices((len(blocks), tensor.row_values), dequantised)
 
     def integers(self, name: str, index: slice | NDArray[np.intp] | None = None) -> IntegerRows:
         """Return rows of a matrix as integers and scales; its type must have an `integer_format`."""

@@ -5,6 +5,8 @@ These are the bytes of `weight_packed`, of MLX affine weights and of MatMulNBits
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,6 +39,21 @@ class IntegerRows(NamedTuple):
         values = self.integers.astype(np.float32).reshape(*self.scales.shape, -1)
         values *= self.scales[:, :, None]
         return values.reshape(rows, inputs)
+
+
+def row_slices(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield all rows of a matrix in slices of about 4 MiB of float32."""
+    rows, *rest = shape
+    step = max(1, (1 << 20) // max(1, math.prod(rest)))
+    return (slice(start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+def in_slices(shape: tuple[int, ...], read: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return a matrix that `read` gives some rows at a time, so that what it computes in between stays small."""
+    whole = np.empty(shape, np.float32)
+    for rows in row_slices(shape):
+        whole[rows] = read(rows)
+    return whole
 
 
 def held_group(bits: int, group: int, inputs: int) -> int | None:

@@ -154,22 +154,9 @@ def _violations(candidate: Candidate, model: ModelSpec, budget: Budget, request:
     if request.gpu_layers is not None and (able.gpu_layers is None or request.gpu_layers > able.gpu_layers):
         allowed = "only where the target divides layers" if able.gpu_layers is None else f"at most {able.gpu_layers}"
         violations.append(Violation("GPU layers", str(request.gpu_layers), allowed))
-    elif (estimate.gpu_bytes or 0) > budget.total_bytes:
-        found = f"{show_bytes(estimate.gpu_bytes or 0)} on the GPU"
-        violations.append(Violation("memory", found, show_bytes(budget.total_bytes)))
-    elif estimate.gpu_bytes is not None and over_bytes(estimate, budget, request) > 0:
-        host_limit = min(budget.host_bytes or 0, request.max_memory or budget.host_bytes or 0)
-        found = f"{show_bytes(estimate.total_bytes)} in RAM beside the GPU"
-        violations.append(Violation("memory", found, show_bytes(host_limit)))
     elif over_bytes(estimate, budget, request) > 0:
-        private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
-        total = min(budget.total_bytes, request.max_memory or budget.total_bytes)
-        if estimate.private_bytes - private > estimate.total_bytes - total:
-            violations.append(
-                Violation("memory", f"{show_bytes(estimate.private_bytes)} charged to the app", show_bytes(private))
-            )
-        else:
-            violations.append(Violation("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
+        worst = max(_memory_limits(estimate, budget, request), key=lambda limit: limit.over)
+        violations.append(Violation("memory", f"{show_bytes(worst.needed)}{worst.where}", show_bytes(worst.allowed)))
     if request.exits and "exits" not in able.features:
         violations.append(Violation("exits", "none", f"after layer {', '.join(map(str, request.exits))}"))
     if request.adapter_rank and (not able.adapters or offer.recipe.smooth):
@@ -188,20 +175,44 @@ def _violations(candidate: Candidate, model: ModelSpec, budget: Budget, request:
     return violations
 
 
+class _MemoryLimit(NamedTuple):
+    """Bytes that an estimate needs of one kind of memory, and those it may use."""
+
+    needed: int
+    allowed: int
+    where: str
+
+    @property
+    def over(self) -> int:
+        return self.needed - self.allowed
+
+
+def _memory_limits(estimate: Estimate, budget: Budget, request: PlanRequest) -> list[_MemoryLimit]:
+    """Return the device's limits, for mapped bytes too, and the request's, which counts private bytes alone."""
+    private, total, gpu = estimate.private_bytes, estimate.total_bytes, estimate.gpu_bytes
+    limits = []
+    if request.memory is not None:
+        limits.append(_MemoryLimit(private, request.memory, " private"))
+    if gpu is not None:
+        limits.append(_MemoryLimit(gpu, budget.total_bytes, " on the GPU"))
+    if gpu is not None and budget.host_bytes is not None:
+        return [*limits, _MemoryLimit(total, budget.host_bytes, " in RAM beside the GPU")]
+    charged = _MemoryLimit(private, budget.private_bytes, " charged to the app")
+    return [*limits, _MemoryLimit(total, budget.total_bytes, ""), charged]
+
+
 def over_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> int:
     """Return the bytes by which an estimate exceeds the budget; 0 or less if it fits."""
-    limit, total, gpu = request.max_memory, estimate.total_bytes, estimate.gpu_bytes
-    if gpu is None or budget.host_bytes is None:
-        over = max(estimate.private_bytes - budget.private_bytes, total - budget.total_bytes)
-    else:
-        over = max(gpu - budget.total_bytes, total - budget.host_bytes)
-    return over if limit is None else max(over, total + (gpu or 0) - limit)
+    return max(limit.over for limit in _memory_limits(estimate, budget, request))
 
 
 def allowed_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> tuple[int, str]:
     """Return the private bytes that a plan may use, and why; if a GPU has its own memory, the bytes in RAM."""
-    if estimate.gpu_bytes is None or budget.host_bytes is None:
-        return min(budget.private_bytes, request.max_memory or budget.private_bytes), budget.why
-    room = show_bytes(budget.host_bytes)
-    why = f"{room} of RAM beside the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
-    return min(budget.host_bytes, request.max_memory or budget.host_bytes), why
+    allowed, why = budget.private_bytes, budget.why
+    if estimate.gpu_bytes is not None and budget.host_bytes is not None:
+        room = show_bytes(budget.host_bytes)
+        why = f"{room} of RAM beside the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
+        allowed = budget.host_bytes
+    if request.memory is not None and request.memory < allowed:
+        return request.memory, f"as requested; the device has {show_bytes(allowed)}"
+    return allowed, why

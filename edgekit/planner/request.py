@@ -56,7 +56,9 @@ class PlanRequest(Frozen):
     min_quality: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Least share of tokens (0 to 1) whose most likely token must be the float model's."
     )
-    max_memory: Annotated[ByteCount, Field(ge=1)] | None = Field(default=None, description="Most memory, e.g. 1.5GiB.")
+    memory: Annotated[ByteCount, Field(ge=1)] | None = Field(
+        default=None, description="Limit of the process's private memory, e.g. 1.5GiB; mapped weights are not counted."
+    )
     min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Least decoding speed, in tokens a second."
     )
@@ -118,7 +120,7 @@ class PlanOptions(TypedDict, total=False):
     keep: str | None
     kv_bits: int | None
     min_quality: float | None
-    max_memory: int | str | None
+    memory: int | str | None
     min_tokens_per_second: float | None
     max_first_token: float | None
     prefer: Prefer

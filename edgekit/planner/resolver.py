@@ -53,10 +53,9 @@ def resolve(
     targets: Mapping[str, Target],
     request: PlanRequest,
     *,
-    per_device: bool = False,
     others: Sequence[DeviceProfile] = (),
 ) -> tuple[Plan, ...]:
-    """Return one plan per device, in order. Unless `per_device`, all share one recipe and so one quantisation.
+    """Return one plan per device, in order. They share one recipe, and so one quantisation.
 
     `others` are further devices that a fix may name. Raises `DoesNotFit` with the table of all candidates.
     """
@@ -65,7 +64,7 @@ def resolve(
     if without:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
         raise DoesNotFit(_nothing_fits(subject, without, rejected), table_of(rejected), rejected)
-    if per_device or len(rankings) == 1:
+    if len(rankings) == 1:
         taken = [ranked.passing[0] for ranked in rankings]
     else:
         taken = _shared(subject, rankings, request, others)
@@ -212,9 +211,7 @@ def _shared(
     if not common:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
         each = "; ".join(f"{ranked.device.name}: {ranked.passing[0].offer.recipe.name}" for ranked in rankings)
-        raise DoesNotFit(
-            f"no single recipe fits all devices ({each}); --per-device makes one for each", table_of(rejected)
-        )
+        raise DoesNotFit(f"no single recipe fits all devices ({each}); plan each device alone", table_of(rejected))
 
     def best(name: str) -> list[Candidate]:
         return [

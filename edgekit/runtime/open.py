@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.gguf_file import open_file
 from edgekit.common.cores import usable_cores
-from edgekit.common.footprint import mapped_data_bytes, private_bytes_now
+from edgekit.common.footprint import mapped_data_bytes, private_bytes_now, return_unused
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.contracts.memory import total

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from edgekit.common.footprint import return_unused
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import DoesNotFit
 

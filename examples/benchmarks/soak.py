@@ -26,8 +26,7 @@ from typing import Any
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
-from edgekit.common.footprint import private_bytes_now
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import private_bytes_now, return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import write_adapter

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.formats.int_packing import unpack
+from edgekit.formats.int_packing import IntegerRows, bf16_to_float32, in_slices, unpack
 from edgekit_executorch.delegated import DelegatedPart
 from edgekit_executorch.flatbuffer import Flat
 from edgekit_executorch.inspection import layout_of
@@ -99,20 +99,23 @@ class Constants:
         raw = np.frombuffer(self._bytes(constant.values), np.uint8)
         if constant.kind == "float32":
             return raw.view("<f4").reshape(constant.shape).astype(np.float32)
-        rows, inputs = constant.shape
-        bits = BITS[constant.kind]
-        # XNNPACK stores four-bit integers with an offset; eight-bit ones have none.
-        integers = unpack(raw.reshape(rows, -1), bits, inputs) if bits == 4 else raw.view(np.int8).reshape(rows, inputs)
-        return integers * self._scales(constant)
+        packed, scales = raw.reshape(constant.shape[0], -1), self._scales(constant)
+        bits, inputs = BITS[constant.kind], constant.shape[1]
+
+        def dequantised(rows: slice) -> Floats:
+            # XNNPACK stores four-bit integers with an offset; eight-bit ones have none.
+            integers = unpack(packed[rows], bits, inputs) if bits == 4 else packed[rows].view(np.int8)
+            return IntegerRows(integers, scales[rows]).dequantised()
+
+        return in_slices((len(packed), inputs), dequantised)
 
     def _scales(self, constant: Constant) -> Floats:
-        """Return a scale for each value, or for each row."""
+        """Return the scales of each row's groups."""
         assert constant.scales is not None
         raw = self._bytes(constant.scales)
         if constant.group is None:
             return np.frombuffer(raw, "<f4").astype(np.float32).reshape(-1, 1)
-        halves = np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)  # bfloat16 is the upper half of float32
-        return np.repeat(halves.view(np.float32).reshape(constant.shape[0], -1), constant.group, axis=1)
+        return bf16_to_float32(np.frombuffer(raw, "<u2")).reshape(constant.shape[0], -1)
 
     def _used(self, plan: int) -> MethodConstants:
         flat = self._flat

@@ -12,6 +12,7 @@ from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported, quote_short
+from edgekit.formats.int_packing import in_slices
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -38,21 +39,31 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             bits = rule.get("bits")
             if type(bits) is not int or not 2 <= bits <= 8:
                 raise DamagedArtifact(f"{files / 'config.json'}: {module} has {bits} bits")
-            words = tensors.array(name) if mine is None else tensors.array(name)[mine]
-            values = _unpacked(words.reshape(tensor.shape[0], -1), bits)
+            words = (tensors.array(name) if mine is None else tensors.array(name)[mine]).reshape(tensor.shape[0], -1)
             if mode in FP4_MODES:
                 codes = tensors.array(f"{module}.scales") if mine is None else tensors.array(f"{module}.scales")[mine]
+                values = _unpacked(words, bits)
                 yield tensor.name, fp4_values(values, codes.reshape(tensor.shape[0], -1), mode).reshape(tensor.shape)
                 continue
             scales, biases = (
                 tensors.floats(f"{module}.{part}", mine).reshape(tensor.shape[0], -1) for part in ("scales", "biases")
             )
-            if values.shape[1] % scales.shape[1] or values.shape != tensor.shape:
-                raise DamagedArtifact(f"{files}: {module} has {values.shape} values and {scales.shape} scales")
-            grouped = values.reshape(*scales.shape, -1).astype(np.float32)
-            # The bias is a multiple of the scale, so adding it to the integers before scaling is exact.
-            zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
-            yield tensor.name, ((grouped + zeros[..., None]) * scales[..., None]).reshape(tensor.shape)
+            count = words.shape[1] * 32 // bits
+            if count % scales.shape[1] or (len(words), count) != tensor.shape:
+                raise DamagedArtifact(f"{files}: {module} has {len(words), count} values and {scales.shape} scales")
+            yield tensor.name, _affine(words, bits, scales, biases)
+
+
+def _affine(words: NDArray[np.uint32], bits: int, scales: Floats, biases: Floats) -> Floats:
+    """Return scale × integer + bias."""
+    # The bias is a multiple of the scale, so adding it to the integers before scaling is exact.
+    zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
+
+    def dequantised(rows: slice) -> Floats:
+        grouped = _unpacked(words[rows], bits).reshape(*scales[rows].shape, -1) + zeros[rows, :, None]
+        return (grouped * scales[rows, :, None]).reshape(len(grouped), -1)
+
+    return in_slices((len(words), words.shape[1] * 32 // bits), dequantised)
 
 
 def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:

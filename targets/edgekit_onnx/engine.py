@@ -37,10 +37,8 @@ from edgekit_onnx.exactness import (
     spare_rows,
 )
 from edgekit_onnx.final_norm import FinalNorm
-from edgekit_onnx.float16_kv import BITS as HALF_BITS
-from edgekit_onnx.float16_kv import with_halves
-from edgekit_onnx.int8_kv import BITS as INT8_BITS
-from edgekit_onnx.int8_kv import read_steps, with_steps
+from edgekit_onnx.float16_kv import BITS as HALF_BITS, with_halves
+from edgekit_onnx.int8_kv import BITS as INT8_BITS, read_steps, with_steps
 from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS

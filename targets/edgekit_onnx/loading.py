@@ -20,8 +20,7 @@ from edgekit.errors import DoesNotFit
 from edgekit_onnx.audit import CheckedGraph, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
-from edgekit_onnx.float16_kv import BITS as HALF_BITS
-from edgekit_onnx.float16_kv import halves_of
+from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.packed_products import pack_products

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from edgekit.common.files import write_file
 from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation
-from edgekit_onnx.float16_kv import BITS as HALF_BITS
-from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
+from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.product_kernels import PRODUCT, with_kernels
 
 _BAND = 32  # outputs that kernels compute together

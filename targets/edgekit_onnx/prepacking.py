@@ -18,8 +18,7 @@ from edgekit.common.files import write_file
 from edgekit.errors import EdgekitError, TargetFailed
 from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.float16_kv import BITS as HALF_BITS
-from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
+from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.prepack_cache import align, probe, saving
 from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
 

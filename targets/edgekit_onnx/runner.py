@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import return_unused
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import vendor_errors
 from edgekit.model.spec import ModelSpec

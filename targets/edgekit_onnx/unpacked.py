@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
 from edgekit.formats.chunking import places_of_modules
-from edgekit.formats.int_packing import unpack
+from edgekit.formats.int_packing import in_slices, unpack
 from edgekit.formats.safetensors import TensorBytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -194,8 +194,12 @@ def _floats(product: _Product) -> Floats:
         return np.asarray(values, np.float32)
     assert product.scales is not None
     rows = values.shape[0]
-    padded = values.size // rows * 8 // product.bits
-    integers = unpack(np.ascontiguousarray(values).reshape(rows, -1).view(np.uint8), product.bits, padded)
-    scales = np.asarray(product.scales, np.float32).reshape(rows, -1)
-    repeated = np.repeat(scales, product.block, axis=1)[:, : product.inputs]
-    return integers[:, : product.inputs].astype(np.float32) * repeated
+    packed, scales = values.reshape(rows, -1), product.scales.reshape(rows, -1)
+    padded = packed.shape[1] * 8 // product.bits
+
+    def dequantised(some: slice) -> Floats:
+        integers = unpack(np.ascontiguousarray(packed[some]).view(np.uint8), product.bits, padded)
+        repeated = np.repeat(np.asarray(scales[some], np.float32), product.block, axis=1)[:, : product.inputs]
+        return integers[:, : product.inputs] * repeated
+
+    return in_slices((rows, product.inputs), dequantised)

@@ -58,7 +58,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "training" / "demo" / "target"
 # Prints the private bytes of an open tokenizer, and the most while it was read.
 MEASURE = """
 import sys, tokenizers
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import return_unused
 from edgekit.common.proc import memory_sizes
 from edgekit.model.tokenizer_file import read_tokenizer
 from pathlib import Path

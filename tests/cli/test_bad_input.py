@@ -90,7 +90,6 @@ def test_unusual_file_names_work(
     [
         ["quantize", "demo", "-r", "balanced"],
         ["export", "demo", "--recipe", "s4-g32", "--effort", "normal", *PI],
-        ["quantize", "demo", "-r", "s8", "--threads=1"],
     ],
     ids=lambda value: value[0],
 )
@@ -109,7 +108,7 @@ def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, said = told(capsys, "bench", "absent", "--html", "report.html")
+    code, said = told(capsys, "bench", "absent", "-o", "report.html")
     assert (code, said) == (2, "edgekit: charts need matplotlib; pip install 'edgekit[report]'\n")
 
 

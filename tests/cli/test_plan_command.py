@@ -72,9 +72,9 @@ def test_several_devices_have_one_row_each_within_80_columns(model: Path, monkey
 
 
 def test_a_device_on_which_nothing_fits_is_marked_beside_the_others(model: Path) -> None:
-    found = plan(model, "--device", "rtx-4090", "--device", "iphone-13", "--max-memory", "1200MiB")
+    found = plan(model, "--device", "iphone-13", "--device", "rtx-4090", "--min-tokens-per-second", "99")
     assert isinstance(found.exception, DoesNotFit)
-    assert [line.split()[:2] for line in found.output.splitlines()[1:3]] == [["iphone-13", "fits"], ["rtx-4090", "NO"]]
+    assert [line.split()[:2] for line in found.output.splitlines()[1:3]] == [["rtx-4090", "fits"], ["iphone-13", "NO"]]
 
 
 def test_a_refused_offer_shows_the_targets_reason(model: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_newer_plan_is_refused(tmp_path: Path) -> None:
 
 def test_if_nothing_fits_a_table_is_shown_and_exit_code_is_3(model: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--max-memory", "300MiB"],
+        [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--memory", "60MiB"],
         env=os.environ | {"COLUMNS": "80"},
         capture_output=True,
         text=True,
@@ -139,24 +139,10 @@ def test_if_nothing_fits_a_table_is_shown_and_exit_code_is_3(model: Path) -> Non
 
 
 def test_if_nothing_fits_json_has_the_same_facts(model: Path) -> None:
-    found = plan(model, "--device", "iphone-13", "--max-memory", "300MiB", "--json")
+    found = plan(model, "--device", "iphone-13", "--memory", "60MiB", "--json")
     assert found.exit_code == 3
     answer = json.loads(found.output)
     assert answer["rejected"]["iphone-13"][0]["failures"][0]["what"] == "memory"
-
-
-def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: Path) -> None:
-    big = tmp_path / "Llama-2-70B"
-    big.mkdir()
-    (big / "config.json").write_text(json.dumps(shapes.LLAMA_2_70B))
-    listed = tmp_path / "models.txt"
-    listed.write_text(f"# what we would ship\n{model}\n\n{big}  # far too big\ndemo\n")
-    devices = ("--device", "m4-max-64gb", "--device", "pixel-9")
-    rows = json.loads(plan("--which-models", listed, *devices, "--json").output)
-    assert [(row["device"], row["fits"]) for row in rows] == [
-        ("pixel-9", True), ("pixel-9", False), ("pixel-9", True),
-        ("m4-max-64gb", True), ("m4-max-64gb", True), ("m4-max-64gb", True),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -169,13 +155,12 @@ def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: P
         (["--device", "pixel-9", "--context", "-5"], ["--context", "-5"]),
         (["--device", "pixel-9", "--min-quality", "7"], ["--min-quality", "7"]),
         (["--device", "pixel-9", "--min-tokens-per-second", "nan"], ["--min-tokens-per-second", "nan"]),
-        (["--device", "pixel-9", "--max-memory", "lots"], ["--max-memory", "lots", "1.5GiB"]),
+        (["--device", "pixel-9", "--memory", "lots"], ["--memory", "lots", "1.5GiB"]),
         (["--device", "pixel-9", "--window", "3", "--sinks", "3"], ["--window 3 --sinks 3"]),
         (["--device", "pixel-9", "--sinks", "3"], ["sinks", "window"]),
         (["--device", "pixel-9", "--draft", "nowhere"], ["nowhere"]),
         (["--device", "pixel-9", "--os-version", "sixteen"], ["sixteen"]),
         (["--device", "a", "--device", "b", "-o", "x"], ["--output", "2 devices"]),
-        (["--which-models", "list.txt"], ["--which-models"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -183,10 +168,6 @@ def test_bad_options_are_refused_in_one_line(model: Path, arguments: list[str], 
     line = refused(model, *arguments)
     for word in words:
         assert word in line, line
-
-
-def test_no_model_is_refused() -> None:
-    assert "MODEL is missing" in refused("--device", "pixel-9")
 
 
 def test_a_plan_notes_rounding_without_calibration_text(model: Path) -> None:

@@ -62,8 +62,8 @@ def test_without_text_weights_are_rounded_with_a_note(tmp_path: Path) -> None:
 def test_with_text_it_calibrates_and_prints_json_events(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call(
-        "quantize", "demo", "-r", "s4-g64", "--calibrate", "default", "--samples", 4, "--sample-length", 64,
-        "--bits-per-weight", 5.5, "--threads", 1, "--json", "-o", out,
+        "quantize", "demo", "-r", "s4-g64", "--calibrate", "default",
+        "--bits-per-weight", 5.5, "--json", "-o", out,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     told = events(result.stdout)
@@ -72,7 +72,7 @@ def test_with_text_it_calibrates_and_prints_json_events(tmp_path: Path) -> None:
     done = told[-1]
     assert done["method"] == "gptq"
     assert 5.2 < done["bits_per_weight"] <= 5.5
-    assert "4 × 64 tokens" in done["calibration"]
+    assert "24 × 512 tokens" in done["calibration"]
     assert done["sha256"] == NeutralWeights.open(out).sha256
 
 
@@ -81,9 +81,7 @@ def test_chats_are_rendered_with_the_models_template(tmp_path: Path) -> None:
     message = {"role": "user", "content": "def add(a, b):\n    return a + b\n" * 30}
     chats.write_text("\n".join([json.dumps({"messages": [message, {"role": "assistant", "content": "pass"}]})] * 3))
     out = tmp_path / "out"
-    result = call(
-        "quantize", "demo", "-r", "s4-g64", "--calibrate", chats, "--samples", 4, "--sample-length", 64, "-o", out
-    )
+    result = call("quantize", "demo", "-r", "s4-g64", "--calibrate", chats, "-o", out)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "chat template" not in result.stderr
     assert "chats.jsonl" in result.stdout
@@ -208,8 +206,8 @@ def test_inspect_shows_layers_formats_hashes_and_one_module(tmp_path: Path) -> N
 def test_ctrl_c_keeps_finished_layers_and_a_rerun_resumes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = [
-        sys.executable, "-m", "edgekit", "quantize", "demo", "-r", "s4-g32", "--calibrate", "default", "--samples", "8",
-        "--sample-length", "128", "--json", "-o", str(out),
+        sys.executable, "-m", "edgekit", "quantize", "demo", "-r", "s4-g32", "--calibrate", "default", "--json",
+        "-o", str(out),
     ]  # fmt: skip
     environment = {**os.environ, "EDGEKIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from entry_points import declare
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.common.parsing import parse_yaml
 from edgekit.contracts.device import DeviceProfile, SourcedBytes, SourcedCount, SourcedNumber, parse_version

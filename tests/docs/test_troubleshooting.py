@@ -80,7 +80,7 @@ def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 @produces("Nothing fits")
 def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    return edgekit.plan("demo", "this", max_memory="10MiB")
+    return edgekit.plan("demo", "this", memory="10MiB")
 
 
 @produces("The device is not known")

@@ -60,7 +60,7 @@ def plans() -> Golden:
         requests += [
             {"device": device, "context": 512, "window": 128, "sinks": 4},
             {"device": device, "sequences": 4, "prefer": "memory"},
-            {"device": device, "max_memory": 20 << 20},
+            {"device": device, "memory": 20 << 20},
         ]
     return {
         json.dumps(each): _told(lambda each=each: edgekit.plan("demo", **each).model_dump(mode="json"))

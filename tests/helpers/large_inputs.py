@@ -1,6 +1,6 @@
 """Post inputs of 8 MB to every API of a real server, and measure what they take from it and from a short request.
 
-    python tests/helpers/large_inputs.py [--max-body 16MiB]
+    python tests/helpers/large_inputs.py [--past-the-limit]
 
 Each input may take 64 MB, its refusal a second, and a short request that runs at the same time half a second more.
 """
@@ -21,6 +21,15 @@ from urllib.parse import urlsplit
 
 import click
 
+from edgekit.apps.serve.service import BODY_BYTES
+
+START = """
+from sys import argv
+from edgekit.apps.serve import service
+from edgekit.cli import main
+service.BODY_BYTES = int(argv.pop())
+main()
+"""
 MOST_MB, MOST_REFUSAL_S, MOST_STALL_S = 64.0, 1.0, 0.5
 SIZE = 8_000_000
 
@@ -69,10 +78,10 @@ def inputs() -> Iterator[tuple[str, str, bytes]]:
 class Server:
     """A server of the bundled model, with a small context and little memory."""
 
-    def __init__(self, options: list[str]) -> None:
-        command = [sys.executable, "-m", "edgekit", "serve", "demo", "--context", "256", "--sequences", "1"]
-        command += ["--max-memory", "62MiB", "--port", "0", "--json", "--ollama", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def __init__(self, most_body: int) -> None:
+        command = [sys.executable, "-c", START, "serve", "demo", "--context", "256", "--sequences", "1"]
+        command += ["--memory", "62MiB", "--port", "0", "--json", "--ollama"]
+        self.process = subprocess.Popen([*command, str(most_body)], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = urlsplit(json.loads(self.process.stdout.readline())["url"]).port
 
@@ -124,10 +133,10 @@ def measure(server: Server, path: str, body: bytes, at_once: int) -> tuple[set[i
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--max-body", help="give the server this limit, so that the inputs get past it")
+    arguments.add_argument("--past-the-limit", action="store_true", help="let the server accept bodies of 16 MiB")
     arguments.add_argument("--at-once", type=int, default=1)
     given = arguments.parse_args()
-    server = Server(["--max-body", given.max_body] if given.max_body else [])
+    server = Server(16 << 20 if given.past_the_limit else BODY_BYTES)
     failed = 0
     try:
         usual = sorted(server.short() for _ in range(20))[10]

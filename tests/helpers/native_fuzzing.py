@@ -26,8 +26,7 @@ import fuzzing
 import tiny_models
 from native_tokenizers import MADE
 
-from edgekit.apps.native.build import SOURCES
-from edgekit.apps.native.build import run as run_tool
+from edgekit.apps.native.build import SOURCES, run as run_tool
 from edgekit.artifact.artifact import MANIFEST
 
 ROOT = Path(__file__).parents[2]

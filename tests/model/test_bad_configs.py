@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from configs import SMALL, TINY, Config, write_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from shapes import spec_of
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantised_folders as folders
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from quantised_folders import LAYOUTS, Tensors
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported

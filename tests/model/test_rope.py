@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from configs import PHI_4_MINI, PUBLISHED, SMALL, TINY, Config
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from shapes import spec_of
 
 from edgekit.model.parts import Rope

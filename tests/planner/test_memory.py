@@ -9,8 +9,7 @@ import shapes
 from configs import PUBLISHED
 from edgekit_llamacpp.memory import memory_terms
 from edgekit_onnx import memory as onnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedBytes

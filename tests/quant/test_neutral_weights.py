@@ -18,8 +18,7 @@ pytest.importorskip("transformers")
 import family_models as models
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from manifests import change_manifest
 
 from edgekit.apps.handover.served_models import handover
@@ -32,8 +31,7 @@ from edgekit.formats.int_packing import bf16_to_float32, float32_to_bf16
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.source import open_source
-from edgekit.quant import pipeline as quantise
-from edgekit.quant import reference_decoder as decoder
+from edgekit.quant import pipeline as quantise, reference_decoder as decoder
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import round_rows, round_to_nearest

@@ -34,10 +34,7 @@ from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.quant import awq
 from edgekit.model.source import open_source
-from edgekit.quant import compute
-from edgekit.quant import pipeline as quantise
-from edgekit.quant import reference_decoder as decoder
-from edgekit.quant import shards as parts
+from edgekit.quant import compute, pipeline as quantise, reference_decoder as decoder, shards as parts
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import lost_outputs, second_moments

@@ -23,8 +23,7 @@ from edgekit.errors import UnknownName
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.quant.scale_tuning import PASSES, SEQUENCES_A_STEP, ScaleTuning, TunedScales
 from edgekit.model.spec import ModelSpec
-from edgekit.quant import pipeline, smoothing
-from edgekit.quant import reference_decoder as decoder
+from edgekit.quant import pipeline, reference_decoder as decoder, smoothing
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.methods import QuantJob
 from edgekit.quant.pipeline import neutral_weights

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from real_files import Export, require
-from real_files import edgekit as run_command
+from real_files import Export, edgekit as run_command, require
 from vendors_runner import greedy_texts
 
 import edgekit

@@ -226,7 +226,7 @@ def test_a_lab_run_measures_this_machine(artifact: Path, tmp_path: Path) -> None
         f"artifacts: [{artifact}]\nworkloads: [quick]\n"
     )
     command = [sys.executable, "-m", "edgekit", "lab", "run", lab, "--store", tmp_path / "lab.sqlite"]
-    done = subprocess.run([*map(str, command), "--markdown", str(tmp_path / "run.md")], capture_output=True, text=True)
+    done = subprocess.run([*map(str, command), "-o", str(tmp_path / "run.md")], capture_output=True, text=True)
     assert done.returncode in (0, 4), done.stderr[-2000:]  # 4: every trial was disturbed by other programs
     page = (tmp_path / "run.md").read_text()
     assert "here" in page and "quick" in page

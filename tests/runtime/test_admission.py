@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from fake_artifacts import install, make_artifact
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from runtimes import codec
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_artifacts import install, make_artifact
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from runtimes import codec, make_runtime
 
 import edgekit

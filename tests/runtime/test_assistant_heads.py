@@ -51,7 +51,7 @@ def test_executorch_and_server_bundles_refuse_it_in_one_line(model: Path, head: 
     with pytest.raises(EdgekitError, match="executorch") as raised:
         planned(model, head, target="executorch")
     assert "layers of gemma4_text are not supported" in str(raised.value)
-    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64", "--dry-run"]
+    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64"]
     done = CliRunner().invoke(command, [*asked, "--drafter", str(head)])
     assert isinstance(done.exception, Unsupported) and "no bundle with an assistant" in str(done.exception)
     assert "\n" not in str(done.exception)

@@ -9,8 +9,7 @@ import pytest
 from chat_templates import FAMILIES
 from click.testing import CliRunner
 from fake_artifacts import make_artifact
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.cli import command
 from edgekit.errors import EdgekitError, Unsupported

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_artifacts import install, make_artifact
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 from runtimes import codec, make_runtime
 

@@ -102,7 +102,7 @@ def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Pa
 def test_a_server_bundle_refuses_it_in_one_line(tmp_path: Path) -> None:
     """Hybrids are refused before; a model without recurrent layers is refused for its part."""
     model = write_mtp_model(tmp_path / "dense", layer_types=["full_attention"] * 4)
-    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64", "--dry-run"]
+    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64"]
     done = CliRunner().invoke(command, [*asked, "--drafter", str(model)])
     assert isinstance(done.exception, Unsupported) and "from the model's own checkpoint" in str(done.exception)
     assert "\n" not in str(done.exception)

@@ -8,8 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.grammar_worker import grammar_of

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from portable_values import exp_inputs, log_inputs
 from sampling_laws import LOGITS, assert_follows
 

@@ -11,8 +11,7 @@ from threading import Condition, Event, Thread
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from runtimes import make_runtime
 from speculating import SOURCES

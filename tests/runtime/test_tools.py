@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
 from edgekit.runtime.generation.tool_call_formats import ToolCall

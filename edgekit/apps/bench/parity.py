@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit import Artifact, open_artifact
-from edgekit import open as open_runtime
+from edgekit import Artifact, open as open_runtime, open_artifact
 from edgekit.apps.bench.eval.evaluate import read_text
 from edgekit.apps.bench.eval.reference import Logits, Windows, engine_logits, windows_of
 from edgekit.apps.bench.eval.text_interface import TextInterface, compare
@@ -71,7 +70,6 @@ def parity(
     *,
     text: Path | None = None,
     tokens: int = PARITY_TOKENS,
-    weights: bool = True,
     progress: Progress,
 ) -> list[Parity]:
     """Compare every artifact with the first."""
@@ -79,7 +77,7 @@ def parity(
         raise InvalidInput("parity needs two artifacts or more")
     sides = [_side(path) for path in paths]
     try:
-        return [_compare(sides[0], other, text, tokens, weights, progress) for other in sides[1:]]
+        return [_compare(sides[0], other, text, tokens, progress) for other in sides[1:]]
     finally:
         for side in sides:
             side.interface.close()
@@ -90,15 +88,14 @@ def _side(path: str | Path) -> _Side:
     return _Side(artifact, TextInterface.of(artifact.folder, artifact.plan.model.eos_ids, Path(path).name))
 
 
-def _compare(one: _Side, other: _Side, text: Path | None, tokens: int, weights: bool, progress: Progress) -> Parity:
+def _compare(one: _Side, other: _Side, text: Path | None, tokens: int, progress: Progress) -> Parity:
     findings = [_model(one.artifact, other.artifact)]
     findings += [
         ParityCheck(what=check.what, same=check.same, detail=check.detail)
         for check in compare(one.interface, other.interface)
     ]
-    if weights:
-        progress(0, 1, "weights")
-        findings.append(_weights(one.artifact, other.artifact, progress))
+    progress(0, 1, "weights")
+    findings.append(_weights(one.artifact, other.artifact, progress))
     divergence, parted = None, None
     if one.artifact.plan.model.vocab_size == other.artifact.plan.model.vocab_size:
         try:

@@ -31,7 +31,6 @@ def bench(
     adapter: Adapter | None = None,
     against: Sequence[str] = (),
     peer_python: str | None = None,
-    weights: Path | None = None,
     loads: int = LOADS,
     machine: Machine | None = None,
     progress: Progress,
@@ -43,7 +42,6 @@ def bench(
         adapter: a LoRA that every request uses.
         against: names of peers, e.g. "llama.cpp".
         peer_python: the Python that has the peers installed; None: this one.
-        weights: the neutral weights of the first artifact; None: from the store, or quantised again.
         loads: fresh processes per subject.
     """
     if not artifacts:
@@ -53,7 +51,7 @@ def bench(
     names = [subject.subject.info.name for subject in subjects]
     if len(set(names)) < len(names):
         subjects = [_subject(path, opened, adapter, Path(path).name) for path in artifacts]
-    subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python, weights)
+    subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python)
     machine = machine or Machine()
     measurements = BenchRun(
         subjects,
@@ -127,7 +125,7 @@ def _subject(
 
 
 def _peers(
-    artifact: Artifact, first: PreparedSubject, names: Sequence[str], python: str | None, given: Path | None
+    artifact: Artifact, first: PreparedSubject, names: Sequence[str], python: str | None
 ) -> list[PreparedSubject]:
     for name in names:
         known_peer(name)
@@ -142,6 +140,6 @@ def _peers(
     ):
         if is_given:
             raise InvalidInput(f"{option}: peers cannot be opened with it; bench against them without it")
-    weights = weights_of(artifact, given)
+    weights = weights_of(artifact)
     context = first.subject.info.context
     return [first._replace(subject=peer_of(name, artifact, weights, context=context, python=python)) for name in names]

@@ -47,32 +47,9 @@ class FetchLimits(NamedTuple):
     """The limits of a fetch."""
 
     connections: int = 4
-    bytes_per_s: int | None = None
     is_metered: Callable[[], bool] = lambda: False
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-
-    def slowest_bytes_per_s(self) -> float:
-        """Return the speed below which a fetch ends; half of `bytes_per_s` where that is slow."""
-        return min(SLOWEST_BYTES_PER_S, (self.bytes_per_s or 2 * SLOWEST_BYTES_PER_S) / 2)
-
-
-class Bandwidth:
-    """Limits all connections together to `bytes_per_s`."""
-
-    def __init__(self, limits: FetchLimits) -> None:
-        self._limits, self._clock, self._lock = limits, limits.clock, threading.Lock()
-        self._free_at = limits.clock()
-
-    def take(self, count: int) -> None:
-        """Wait until `count` more bytes may be read."""
-        if self._limits.bytes_per_s is None:
-            return
-        with self._lock:
-            now = self._clock()
-            self._free_at = max(now, self._free_at) + count / self._limits.bytes_per_s
-            wait_s = self._free_at - now
-        self._limits.sleep(wait_s)
 
 
 def pieces_of(folder: Path, manifest: Manifest) -> Iterator[PlacedChunk]:
@@ -173,7 +150,6 @@ class _Fetch:
 
     def __init__(self, site: Site, missing: list[PlacedChunk], limits: FetchLimits, progress: Progress) -> None:
         self._site, self._limits, self._progress = site, limits, progress
-        self._bandwidth = Bandwidth(limits)
         self._runs = deque(_runs(missing))
         self._total = sum(piece.bytes for piece in missing)
         self._lock = threading.Lock()
@@ -202,11 +178,10 @@ class _Fetch:
 
     def _check_speed(self, elapsed_s: float) -> None:
         """Raise `TransferFailed` if the fetch is too slow: its time stays in proportion to its size."""
-        slowest = self._limits.slowest_bytes_per_s()
-        if elapsed_s > _GRACE_S + min(self._read_bytes, self._total) / slowest:
+        if elapsed_s > _GRACE_S + min(self._read_bytes, self._total) / SLOWEST_BYTES_PER_S:
             raise TransferFailed(
                 f"{self._site.url}: {self._done_bytes:,} of {self._total:,} bytes in {elapsed_s:.0f} s, slower than"
-                f" {slowest:,.0f} bytes/s; pull again to continue, or check the network",
+                f" {SLOWEST_BYTES_PER_S:,} bytes/s; pull again to continue, or check the network",
                 is_passing=False,
             )
 
@@ -260,7 +235,6 @@ class _Fetch:
         digest = hashlib.sha256()
         with run[0].path.open("r+b", buffering=0) as file:
             for block in connection.read(name, at, run[-1].offset + run[-1].bytes):
-                self._bandwidth.take(len(block))
                 self._check_metered(left)
                 self._read_bytes += len(block)
                 view = memoryview(block)

@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit import load_profile, open_artifact
-from edgekit import read_artifact as read_manifest
+from edgekit import load_profile, open_artifact, read_artifact as read_manifest
 from edgekit.apps.delivery import fetching, installation
 from edgekit.apps.delivery.fetching import FetchLimits, PlacedChunk
 from edgekit.apps.delivery.signing import check_signature
@@ -81,7 +80,6 @@ def pull(
     reuse: Sequence[str | Path] = (),
     allow: Sequence[str] = (),
     connections: int = 4,
-    bytes_per_s: int | None = None,
     is_metered: Callable[[], bool] = lambda: False,
     proxy: str | None = None,
     timeout_s: float = 30.0,
@@ -102,7 +100,6 @@ def pull(
         reuse: artifacts elsewhere on the disk whose chunks may be copied.
         allow: URL schemes besides https: `http` or `file`.
         connections: maximum number of connections.
-        bytes_per_s: bandwidth limit of all connections together.
         is_metered: called before and during the transfer; True ends it with `NetworkMetered`.
         proxy: `http://HOST:PORT`. None: from the environment (`HTTPS_PROXY`, `NO_PROXY`).
         timeout_s: seconds without data after which the server counts as stalled.
@@ -118,7 +115,7 @@ def pull(
         UntrustedSignature: the signature is missing or by none of `keys`.
     """
     folder, site = Path(out), Site(url, allow=allow, proxy=proxy, timeout_s=timeout_s)
-    limits = FetchLimits(_between(connections), bytes_per_s, is_metered)
+    limits = FetchLimits(_between(connections), is_metered)
     profile = load_profile(device)
     with installation.locked(folder, progress):
         installed = read_installed(folder) or installation.new_installation(site.url)

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit import Artifact
-from edgekit import read_artifact as read_manifest
+from edgekit import Artifact, read_artifact as read_manifest
 from edgekit.common.files import write_file
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import parse_json, read_bytes

@@ -40,10 +40,10 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
     """Return the text files of the bundle. Raises before any work if the bundle cannot be written."""
     refuse_existing(output)
     if source.spec.exportable and not is_neutral(source.folder):
-        raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
+        raise Unsupported(f"{source.given}: {source.spec.exportable}; plan it without --output")
     if plan.model.layer_scalars:
         raise Unsupported(
-            f"{source.given}: no server was seen to load {plan.model.family} in this form; --dry-run plans it"
+            f"{source.given}: no server was seen to load {plan.model.family} in this form; plan it without --output"
         )
     names = vllm.adapter_names(plan)
     if len(set(names)) < len(names):

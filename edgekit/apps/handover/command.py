@@ -32,9 +32,8 @@ class HandoverOutput(Frozen):
     """The folder to write, and the output format."""
 
     output: Annotated[Path | None, Option(short="o")] = Field(
-        default=None, description="The folder to write; it must not exist."
+        default=None, description="The folder to write; it must not exist. Without it, only plan, and read no weights."
     )
-    dry_run: bool = Field(default=False, description="Plan only: write nothing and read no weights.")
     all: bool = Field(default=False, description="List every layout that was not taken, with the reason.")
     json_: Annotated[bool, Option(name="json")] = Field(default=False, description="Print the plan as JSON.")
 
@@ -49,14 +48,12 @@ def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, sh
     GPUs need not be here: memory and speed are predicted. Exit code 3: no layout carries the load; every one is then
     listed with the number that failed and the smallest change that would make it pass.
     """
-    if (shown.output is None) != shown.dry_run:
-        raise InvalidInput("give --output DIR, or --dry-run to plan only")
     if request.recipe is not None and request.recipe.is_fp8():
         given = ("calibrate", "method", "effort", "compute")
         if named := [f"--{name}" for name in given if getattr(calibrating, name) is not None]:
             why = "rounds each value alone; leave out " + " and ".join(named)
             raise InvalidInput(f"recipe {request.recipe.name}: {why}")
-    source = open_source(model, need_weights=not shown.dry_run)
+    source = open_source(model, need_weights=shown.output is not None)
     try:
         plan = plan_server(source, request)
     except DoesNotFit as error:

@@ -1,17 +1,35 @@
-"""The catalogue of data-centre GPUs, and groups of them in the notation `H100x4`."""
+"""Profiles of data-centre GPUs, for plans of servers, and groups of them in the notation `H100x4`.
+
+They are separate from device profiles: edgekit itself does not run on these GPUs, so `plan` does not accept them. Every
+number names its source.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from edgekit.apps.handover.gpu import GpuProfile
+from edgekit.common.base import Frozen
 from edgekit.common.parsing import read_yaml
+from edgekit.contracts.device import DeviceName, SourcedBytes, SourcedNumber, Title
 from edgekit.device.catalogue import builtin_folder
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
 MOST_GPUS = 1024
 _GROUP = re.compile(r"([a-z0-9-]{1,64}?)(?:x([1-9][0-9]{0,3}))?", re.ASCII)
+
+
+class GpuProfile(Frozen):
+    """One GPU, as a file of `profiles/gpus` describes it."""
+
+    name: DeviceName
+    title: Title
+    architecture: Literal["ampere", "ada", "hopper", "blackwell", "cdna3"]
+    memory: SourcedBytes  # available to programs, without the driver's and error correction's share
+    peak_bandwidth_gb_s: SourcedNumber
+    fp16_tflops: SourcedNumber  # of dense matrices, as is the next
+    fp8_tflops: SourcedNumber | None = None  # None: the GPU has no FP8 arithmetic
+    link_gb_s: SourcedNumber  # to the other GPUs of its machine, in one direction
 
 
 class GpuGroup(NamedTuple):

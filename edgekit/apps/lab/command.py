@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import click
 from pydantic import Field
 
+from edgekit.apps.bench import ReportFiles
 from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads, Repeats
@@ -28,24 +29,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _lab_file = click.argument("file", type=_FILE)
 _json = json_option("JSON lines instead of text.")
-Cluster = Annotated[str | None, Option(name="ray", metavar="ADDRESS")]
-_ON_CLUSTER = "Export models on this Ray cluster; `local` starts one."
-
-
-class LabCheckOptions(Frozen):
-    timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
-        default=30.0, description="Seconds for each device to answer."
-    )
-
-
-class LabPlanOptions(Frozen):
-    cluster: Cluster = Field(default=None, description=_ON_CLUSTER)
+_ANSWER_S = 30.0  # for a device to answer; a phone that wakes up takes some
 
 
 class LabRunOptions(Frozen):
     resume: str | None = Field(default=None, description="Continue this run; `last` is the newest of the lab.")
-    baseline: str | None = Field(default=None, description="The run to compare with, instead of the set baseline.")
-    cluster: Cluster = Field(default=None, description=_ON_CLUSTER)
+    cluster: Annotated[str | None, Option(name="ray", metavar="ADDRESS")] = Field(
+        default=None, description="Export models on this Ray cluster; `local` starts one."
+    )
 
 
 class RunsFile(Frozen):
@@ -57,12 +48,14 @@ class RunsFile(Frozen):
 _store = options(kept_in=RunsFile)
 
 
-class LabReportFiles(Frozen):
+class LabReportFiles(ReportFiles):
     """The output files of a run's report."""
 
-    html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
-    markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
-    junit: Path | None = Field(default=None, description="Write the report there as JUnit XML.")
+    output: Annotated[tuple[Path, ...], Option(short="o", metavar="FILE")] = Field(
+        default=(),
+        description="Write the report there, in the form of the suffix: .json, .html, .md, or .xml for JUnit.",
+    )
+    forms: ClassVar[tuple[str, ...]] = (*ReportFiles.forms, ".xml")
 
 
 class JobOptions(Frozen):
@@ -86,16 +79,15 @@ def command() -> None:
 
 @command.command()
 @_lab_file
-@options(choice=LabCheckOptions)
 @_json
-def check(file: Path, choice: LabCheckOptions, as_json: bool) -> int:
+def check(file: Path, as_json: bool) -> int:
     """Read FILE and check that every device answers. Exits with 4 if one does not."""
     from edgekit.apps.lab.matrix import read_lab
 
     lab, missing = read_lab(file), 0
     for name, device in _connected(lab).items():
         try:
-            answer, is_there = device.ping(timeout_s=choice.timeout), True
+            answer, is_there = device.ping(timeout_s=_ANSWER_S), True
         except EdgekitError as error:
             answer, is_there = str(error), False
             missing += 1
@@ -108,15 +100,14 @@ def check(file: Path, choice: LabCheckOptions, as_json: bool) -> int:
 
 @command.command()
 @_lab_file
-@options(choice=LabPlanOptions)
 @_json
-def plan(file: Path, choice: LabPlanOptions, as_json: bool) -> None:
+def plan(file: Path, as_json: bool) -> None:
     """Show the cells of FILE with predicted memory and time. Exports the models that have no artifact yet."""
     from edgekit.apps.lab.matrix import entries_of, read_lab
 
     lab = read_lab(file)
     total: dict[str, tuple[float, float]] = {}
-    for entry in entries_of(lab, _artifacts(lab, choice.cluster)):
+    for entry in entries_of(lab, _artifacts(lab)):
         works_s, most_s = total.get(entry.device, (0.0, 0.0))
         total[entry.device] = works_s + (entry.predicted_s or 0.0), most_s + entry.timeout_s
         if as_json:
@@ -150,6 +141,7 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
     from edgekit.apps.lab.run import new_run, run_lab
     from edgekit.apps.lab.watching import watching
 
+    files.check()
     with _opened(kept_in.store) as kept:
         lab = read_lab(file)
         if choice.resume is None:
@@ -167,7 +159,7 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
         except KeyboardInterrupt:
             click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
-        return _reported(kept, name, choice.baseline, files, as_json)
+        return _reported(kept, name, files, as_json)
 
 
 @command.command()
@@ -179,9 +171,12 @@ def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json:
     """List the runs, newest first, or report one RUN again."""
     from edgekit.apps.lab.store import json_of
 
+    files.check()
+    if files.output and name is None:
+        raise InvalidInput("--output: writes the report of one RUN; name it")
     with _opened(kept_in.store) as kept:
         if name is not None:
-            return _reported(kept, name, None, files, as_json)
+            return _reported(kept, name, files, as_json)
         for info in kept.history():
             if as_json:
                 click.echo(json_of(info))
@@ -281,7 +276,7 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
     return {device.name: connect(device, [Path(folder) for folder in lab.profiles]) for device in lab.devices}
 
 
-def _artifacts(lab: Lab, cluster: str | None) -> dict[str, list[Path]]:
+def _artifacts(lab: Lab, cluster: str | None = None) -> dict[str, list[Path]]:
     """Return the artifacts that each device measures; a model is exported once per distinct plan."""
     from edgekit.apps.lab.exports import exported
 
@@ -297,21 +292,14 @@ def _newest(store: LabStore, lab: str) -> str:
     return known[0].id
 
 
-def _reported(store: LabStore, name: str, baseline: str | None, files: LabReportFiles, as_json: bool) -> int:
+def _reported(store: LabStore, name: str, files: LabReportFiles, as_json: bool) -> int:
     from edgekit.apps.bench import markdown as as_markdown
     from edgekit.apps.lab.report import baseline_of, exit_code, junit, report_of, rows_of
 
-    against = baseline_of(store.lab(name), store, name, baseline)
+    against = baseline_of(store.lab(name), store, name)
     rows = list(rows_of(store, name, against))
     report = report_of(store, name, rows, against)
-    if files.html is not None:
-        from edgekit.apps.bench import page
-
-        write_output(files.html, page(report).encode())
-    if files.markdown is not None:
-        write_output(files.markdown, as_markdown(report).encode())
-    if files.junit is not None:
-        write_output(files.junit, junit(store, name, rows))
+    files.write(report, xml=lambda: junit(store, name, rows))
     if as_json:
         for row in rows:
             measured = store.result(name, row.entry.id)

@@ -22,15 +22,10 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
     folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
     missing: dict[Path, Plan] = {}
     for entry in lab.models:
-        plans = edgekit.plan(
-            entry.model,
-            [device.profile for device in lab.devices],
-            recipe=entry.recipe,
-            context=entry.context,
-            per_device=True,
-            profiles=lab.profiles,
-        )
-        for device, plan in zip(lab.devices, plans, strict=True):
+        for device in lab.devices:
+            plan = edgekit.plan(
+                entry.model, device.profile, recipe=entry.recipe, context=entry.context, profiles=lab.profiles
+            )
             key = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
             label = re.sub(
                 r"[^A-Za-z0-9._-]", "_", f"{plan.model.name}-{plan.target}-{plan.recipe.name}-{plan.context}"

@@ -150,9 +150,9 @@ def junit(store: LabStore, run: str, rows: list[ReportRow]) -> bytes:
     return text
 
 
-def baseline_of(lab: Lab, store: LabStore, run: str, asked: str | None = None) -> str | None:
-    """Return the baseline of `run`: `given`, else the lab file's, else the one set in the store; None without one."""
-    chosen = asked or lab.baseline or store.baseline(lab.name)
+def baseline_of(lab: Lab, store: LabStore, run: str) -> str | None:
+    """Return the baseline of `run`: the lab file's, else the one set in the store; None without one."""
+    chosen = lab.baseline or store.baseline(lab.name)
     if chosen is None or chosen == run:
         return None
     store.info(chosen)

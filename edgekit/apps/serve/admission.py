@@ -13,6 +13,7 @@ from edgekit.apps.serve.pool import PooledModel
 from edgekit.apps.serve.problems import ApiError
 from edgekit.apps.serve.settings import ServerSettings
 
+MAX_QUEUED_TOKENS = 262_144  # that may wait for one model: a few prompts of the longest contexts, a megabyte of ids
 _LONGEST_WAIT_S = 60
 _WEIGHT = 0.1  # of the newest answer in the moving mean of seconds
 
@@ -66,7 +67,7 @@ class Admission:
     def prompt_tokens(self, served: ServedModel, count: int) -> Iterator[None]:
         """Count the tokens of a waiting prompt until the block ends. A prompt is never refused if no other waits."""
         model = served.model
-        if self._tokens[model] and self._tokens[model] + count > self._settings.max_queued_tokens:
+        if self._tokens[model] and self._tokens[model] + count > MAX_QUEUED_TOKENS:
             raise self._refused("tokens", 503, "too many prompt tokens are waiting", self._estimated_s(model))
         self._tokens[model] += count
         try:

@@ -83,7 +83,7 @@ def app(
 
     Args:
         models: the served models by name; the first is the default. The application's lifespan closes open runtimes
-            at its end. Models of `edgekit.apps.serve.on_demand` are opened and closed within `max_memory`.
+            at its end. Models of `edgekit.apps.serve.on_demand` are opened and closed within `memory`.
         settings: access rules and limits. Host, port and shutdown times are not used; your own server decides them.
         aliases: other names that clients may use, or patterns such as `gpt-*`.
 

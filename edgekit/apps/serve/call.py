@@ -18,8 +18,8 @@ from edgekit.apps.serve.guard import problem, read_away, too_large
 from edgekit.apps.serve.keys import Key
 from edgekit.apps.serve.overflow import redirect, route_for
 from edgekit.apps.serve.problems import ApiError, api_error, as_json, invalid, validation_problem
+from edgekit.common.footprint import return_unused
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.errors import quote_short
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Body = TypeVar("Body", bound=ApiFields)
 Handler = Callable[["Call"], Awaitable["Response | EventStream"]]
 
+PING_S = 10.0  # of silence; proxies close connections that are silent for 30 s or more
+STALL_S = 30.0  # that a client may leave its answer unread, which holds a sequence of the engine
 _BODY_S = 60.0
 _OFF_THE_LOOP = 64 << 10  # larger bodies are parsed in a thread
 _LARGE = 1 << 20
@@ -284,10 +286,9 @@ class EventStream:
         self._ping, self._media_type = ping, media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = self._call.service.settings
         first: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._events))
         try:
-            done, _ = await asyncio.wait({first}, timeout=settings.ping_s)
+            done, _ = await asyncio.wait({first}, timeout=PING_S)
             if done:
                 first.result()  # raise an error before anything is sent
         except BaseException:
@@ -301,7 +302,7 @@ class EventStream:
         async def write(data: bytes) -> None:
             nonlocal last_sent
             try:
-                async with asyncio.timeout(settings.stall_s):
+                async with asyncio.timeout(STALL_S):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except TimeoutError:
                 raise StalledClient from None
@@ -309,8 +310,8 @@ class EventStream:
 
         async def keep_alive() -> None:
             while True:
-                await asyncio.sleep(max(0.01, last_sent + settings.ping_s - loop.time()))
-                if loop.time() - last_sent >= settings.ping_s:
+                await asyncio.sleep(max(0.01, last_sent + PING_S - loop.time()))
+                if loop.time() - last_sent >= PING_S:
                     await write(self._ping)
 
         pinging = asyncio.create_task(keep_alive()) if self._ping else None

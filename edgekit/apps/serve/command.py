@@ -128,7 +128,7 @@ def _described(service: Service, address: str) -> dict[str, Any]:
         "queue": settings.max_queued,
         "overflow": settings.overflow,
         "overflow_model": settings.overflow_model,
-        "max_memory": settings.max_memory,
+        "memory": settings.memory,
     }
 
 
@@ -148,8 +148,8 @@ def _show(described: dict[str, Any]) -> None:
     origins = ", ".join(described["allowed_origins"]) or "none"
     click.echo(f"at         {described['url']}/v1")
     click.echo(f"protected  {keys}; web pages that may call: {origins}")
-    if described["max_memory"] is not None:
-        click.echo(f"memory     {show_bytes(described['max_memory'])} of private memory for all models together")
+    if described["memory"] is not None:
+        click.echo(f"memory     {show_bytes(described['memory'])} of private memory for all models together")
     if described["overflow_model"] is not None:
         click.echo(f"overflow   conversations that would wait too long go to {described['overflow_model']}")
     if described["overflow"] is not None:

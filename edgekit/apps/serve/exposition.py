@@ -8,9 +8,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.core import CounterMetricFamily as Counts
-from prometheus_client.core import GaugeMetricFamily as Gauge
-from prometheus_client.core import HistogramMetricFamily as Histograms
+from prometheus_client.core import (
+    CounterMetricFamily as Counts,
+    GaugeMetricFamily as Gauge,
+    HistogramMetricFamily as Histograms,
+)
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 

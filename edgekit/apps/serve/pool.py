@@ -12,14 +12,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from edgekit import Artifact, AsyncRuntime, OpenOptions, Runtime, predict_opening
-from edgekit import open as open_runtime
+from edgekit import Artifact, AsyncRuntime, OpenOptions, Runtime, open as open_runtime, predict_opening
 from edgekit.apps.serve.problems import ApiError, api_error
 from edgekit.apps.serve.settings import ServerSettings
-from edgekit.common.footprint import footprint
+from edgekit.common.footprint import footprint, return_unused
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
-from edgekit.common.malloc import return_unused
 from edgekit.common.options import one_of
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
@@ -58,7 +56,7 @@ def on_demand(
     """
     options = one_of(options, OpenOptions, opening)
     if options.memory is not None:
-        raise InvalidInput("memory: the server divides it among its models; set max_memory there")
+        raise InvalidInput("memory: the server divides its own among its models; set it there")
     predicted = predict_opening(path, options)
 
     def opened(memory: int | None) -> Runtime:
@@ -150,7 +148,7 @@ class PooledModel:
 class PoolSettings(NamedTuple):
     """The limits of a pool, where it keeps prefixes, and how memory is measured."""
 
-    max_memory: int | None = None  # private bytes of the process; None: limited by free memory only
+    memory: int | None = None  # private bytes of the process; None: limited by free memory only
     keep_alive_s: float | None = None  # an unused model is closed after this time; None: never
     wait_s: float = 30.0  # most seconds to wait for running answers of other models
     prefixes: Path | None = None  # the folder of saved prefixes; None: they are not saved
@@ -160,7 +158,7 @@ class PoolSettings(NamedTuple):
 def pool_settings(settings: ServerSettings, models: int) -> PoolSettings:
     """Return the pool settings of a server with `models` models."""
     keep_alive_s = _KEEP_ALIVE_S if settings.keep_alive_s is None and models > 1 else settings.keep_alive_s
-    return PoolSettings(settings.max_memory, keep_alive_s, settings.swap_wait_s, settings.prefixes)
+    return PoolSettings(settings.memory, keep_alive_s, prefixes=settings.prefixes)
 
 
 class ModelPool:
@@ -357,7 +355,7 @@ class ModelPool:
     def _limit(self) -> int | None:
         """Return the limit of this process's private bytes; None if there is none."""
         private, free = self._settings.measure()
-        limits = (self._settings.max_memory, None if free is None else free + private)
+        limits = (self._settings.memory, None if free is None else free + private)
         return min((each for each in limits if each is not None), default=None)
 
     async def _next_change(self, limit_s: float) -> None:

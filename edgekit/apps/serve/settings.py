@@ -33,37 +33,21 @@ class ServerSettings(Frozen):
     max_queued: Annotated[int, Field(ge=0, le=65536)] = Field(
         default=64, description="Answers that may wait for each model; more are refused with status 503."
     )
-    max_queued_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=262_144, description="Prompt tokens that may wait for each model; more are refused with status 503."
-    )
     max_per_key: Annotated[int, Field(ge=1)] = Field(
         default=32, description="Requests of one key at a time; more are refused with status 429."
     )
-    max_body: ByteCount | None = Field(
-        default=None, description="Most bytes of a request; without it, 4 MiB and 32 for each token of the context."
-    )
-    max_memory: ByteCount | None = Field(
-        default=None, description="Most private memory of this process, e.g. 4GiB; free memory is a limit in any case."
+    memory: ByteCount | None = Field(
+        default=None, description="Limit of this process's private memory, e.g. 4GiB; free memory limits it too."
     )
     keep_alive_s: Annotated[float, Field(ge=0, le=31_536_000, strict=False)] | None = Field(
         default=None,
         description="Seconds after which an unused model is closed; without it 300, or never where only one is served.",
-    )
-    swap_wait_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = Field(
-        default=30.0,
-        description="Most seconds that a request waits for other models to finish if its own model needs their memory.",
     )
     prefixes: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         default=None, description="Keep cached prefixes of prompts in this folder, for the next start."
     )
     timeout_s: Annotated[float, Field(gt=0, le=86400, strict=False)] = Field(
         default=600.0, description="Most seconds of one request."
-    )
-    stall_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = Field(
-        default=30.0, description="Most seconds that a client may leave its answer unread."
-    )
-    ping_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = Field(
-        default=10.0, description="Seconds of silence after which a stream sends a comment."
     )
     drain_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = Field(
         default=30.0, description="Seconds that running answers get to finish when the server is stopped."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
+from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders
 
 _FLAGS = {
     "avx2": "avx2",

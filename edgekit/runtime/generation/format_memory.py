@@ -12,8 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from edgekit.common.footprint import private_bytes_now
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import private_bytes_now, return_unused
 
 if TYPE_CHECKING:
     from edgekit.runtime.memory.budget import BudgetUser

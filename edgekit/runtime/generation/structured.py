@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from edgekit.common.footprint import pages_touched, private_bytes_now
+from edgekit.common.footprint import pages_touched, private_bytes_now, return_unused
 from edgekit.common.locks import ThreadLock
 from edgekit.common.log import warn
-from edgekit.common.malloc import return_unused
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing, Unsupported, vendor_errors

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgekit.common.malloc import return_unused
+from edgekit.common.footprint import return_unused
 from edgekit.common.parsing import read_bytes, read_json
 from edgekit.errors import ContextExceeded, InvalidInput, vendor_errors
 from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES, load_tokenizer

@@ -141,7 +141,7 @@ def test_the_command_prints_tables_and_json_and_writes_reports(folder: Path) -> 
     one, other = (str(folder / f"artifact{seed}") for seed in (0, 1))
     words = ["eval", one, "--tasks", "hellaswag", "--limit", "20", "--reference", other]
     page = folder / "page.html"
-    shown = measured.invoked([*words, "--html", str(page), "-o", str(folder / "report.json")]).stdout
+    shown = measured.invoked([*words, "-o", str(page), "-o", str(folder / "report.json")]).stdout
     assert "95 % interval" in shown and "of 20" in shown and "only one right" in shown
     assert "hellaswag" in page.read_text()
     found = TaskReport.model_validate_json(measured.invoked([*words, "--json"]).stdout)

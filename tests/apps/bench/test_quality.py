@@ -10,8 +10,7 @@ import measured
 import numpy as np
 import pytest
 import tiny_models
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgekit.apps.bench.eval.evaluate import evaluate, read_text

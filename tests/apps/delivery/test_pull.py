@@ -29,7 +29,6 @@ from edgekit.apps.delivery import (
     rollback,
     withdraw,
 )
-from edgekit.apps.delivery.fetching import Bandwidth, FetchLimits
 from edgekit.apps.delivery.site_index import INDEX, SiteIndex, file_name, manifest_name
 from edgekit.artifact.artifact import read_manifest, verify
 from edgekit.cli import command
@@ -243,14 +242,6 @@ def test_a_metered_network_fetches_no_chunks(shop: Shop) -> None:
     with pytest.raises(NetworkMetered):  # it becomes metered on the way
         shop.pull(is_metered=lambda: next(answers), connections=1)
     shop.pull()
-
-
-def test_the_bandwidth_limit_holds_for_all_connections() -> None:
-    waited: list[float] = []
-    bandwidth = Bandwidth(FetchLimits(bytes_per_s=1000, sleep=waited.append, clock=lambda: 0.0))
-    for _ in range(10):
-        bandwidth.take(500)
-    assert waited[-1] == pytest.approx(5.0)
 
 
 # Misbehaving servers

@@ -56,7 +56,7 @@ def test_neutral_weights_are_handed_over_unchanged(bundle: Path, tmp_path: Path)
     assert made.exit_code == 0, made.output
     ours, theirs = (NeutralWeights.open(place / "weights").sha256 for place in (bundle, tmp_path / "again"))
     assert ours == theirs and (tmp_path / "again" / "sglang.yaml").is_file()
-    told = refusal(bundle / "weights", "--to", "vllm", "-r", "s8", "--dry-run")
+    told = refusal(bundle / "weights", "--to", "vllm", "-r", "s8")
     assert "is quantised already, as s4-g32-handover" in told
 
 
@@ -86,19 +86,18 @@ def test_fp8_is_measured_against_its_emulation_in_float(tmp_path: Path) -> None:
 def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     assert "exists already" in refusal("demo", "--to", "vllm", "-o", tmp_path / "taken")
-    assert "give --output DIR, or --dry-run" in refusal("demo", "--to", "vllm")
     result = handed_over("demo", "--to", "vllm", "--gpu", "L4", "--context", "64", "--max-first-token", 1e-9,
                          "-o", tmp_path / "none")  # fmt: skip
     assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
-    assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
-    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "high", "--method", "awq", "--dry-run")
+    assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep")
+    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "high", "--method", "awq")
     assert ignored.endswith("leave out --method and --effort")
 
 
 def test_if_no_layout_fits_each_is_listed_and_the_exit_code_is_3() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "handover", "demo", "--to", "vllm", "--gpu", "L4", "--context", "64"]
-        + ["--max-first-token", "1e-9", "--dry-run"],
+        + ["--max-first-token", "1e-9"],
         capture_output=True,
         text=True,
     )
@@ -117,7 +116,7 @@ def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
         "gpt-oss": ("servers read gpt-oss's experts as stacks", "give them the published files"),
     }
     for name, told in refused.items():
-        for rest in (["--dry-run"], ["-o", tmp_path / "out"]):
+        for rest in ([], ["-o", tmp_path / "out"]):
             message = refusal(tmp_path / name, "--to", "vllm", *rest)
             assert all(part in message for part in told)
     assert not (tmp_path / "out").exists()
@@ -125,9 +124,9 @@ def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_a_draft_of_another_vocabulary_is_refused_before_any_work(tmp_path: Path) -> None:
     write_model(tmp_path / "draft", *EVERY["llama"])
-    told = refusal("demo", "--to", "vllm", "--draft", tmp_path / "draft", "--dry-run")
+    told = refusal("demo", "--to", "vllm", "--draft", tmp_path / "draft")
     assert "has a vocabulary of" in told and "servers need the same one" in told
-    assert handed_over("demo", "--to", "vllm", "--draft", "demo-draft", "--dry-run").exit_code == 0
+    assert handed_over("demo", "--to", "vllm", "--draft", "demo-draft").exit_code == 0
 
 
 @pytest.mark.parametrize("embedding", [True, False])
@@ -137,9 +136,7 @@ def test_a_head_is_planned_and_written_as_published(bundle: Path, tmp_path: Path
         tmp_path / "head", target, LEGACY, layers=(2, 3, 3), draft_vocabulary=100, embedding=embedding
     )
     asked = (bundle / "weights", "--to", "vllm", "--gpu", "L4", "--context", "64")
-    plans = [
-        json.loads(handed_over(*asked, *rest, "--dry-run", "--json").output) for rest in ((), ("--drafter", published))
-    ]
+    plans = [json.loads(handed_over(*asked, *rest, "--json").output) for rest in ((), ("--drafter", published))]
     assert plans[1]["memory"]["draft_bytes"] > 0 == plans[0]["memory"]["draft_bytes"]
     made = handed_over(*asked, "--drafter", published, "-o", tmp_path / "b")
     assert made.exit_code == 0, made.output
@@ -154,10 +151,10 @@ def test_a_head_is_planned_and_written_as_published(bundle: Path, tmp_path: Path
 def test_foreign_heads_and_two_drafters_are_refused_before_any_work(tmp_path: Path) -> None:
     write_model(tmp_path / "model", *EVERY["llama"])
     other = write_head(tmp_path / "head", open_source(tmp_path / "model").spec, layers=(1, 1, 2))
-    assert "give the head of this model" in refusal("demo", "--to", "vllm", "--drafter", other, "--dry-run")
-    both = refusal("demo", "--to", "vllm", "--drafter", other, "--draft", "demo-draft", "--dry-run")
+    assert "give the head of this model" in refusal("demo", "--to", "vllm", "--drafter", other)
+    both = refusal("demo", "--to", "vllm", "--drafter", other, "--draft", "demo-draft")
     assert "leave out one" in both
-    assert "which SGLang does not read" in refusal("demo", "--to", "sglang", "--drafter", other, "--dry-run")
+    assert "which SGLang does not read" in refusal("demo", "--to", "sglang", "--drafter", other)
 
 
 def test_fp8_is_only_for_servers(tmp_path: Path) -> None:
@@ -167,7 +164,7 @@ def test_fp8_is_only_for_servers(tmp_path: Path) -> None:
     assert "FP8 is for servers" in str(made.exception)
 
 
-def test_a_dry_run_prints_the_plan_as_json() -> None:
-    told = handed_over("demo", "--to", "vllm", "--gpu", "H100x2", "--dry-run", "--json")
+def test_without_an_output_the_plan_is_printed() -> None:
+    told = handed_over("demo", "--to", "vllm", "--gpu", "H100x2", "--json")
     plan = ServerPlan.model_validate_json(told.stdout)
     assert plan.server == "vllm" and plan.gpu == "h100"

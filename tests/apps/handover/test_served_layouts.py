@@ -134,7 +134,7 @@ def test_only_inputs_that_the_server_rounds_are_rounded() -> None:
 
 
 def test_8_bit_inputs_are_refused_where_nothing_takes_them() -> None:
-    order = "demo", "--to", "vllm", "--dry-run", "--activation-format", "int8"
+    order = "demo", "--to", "vllm", "--activation-format", "int8"
     assert "recipe s4-g32-handover stores no linear as s8" in refusal(*order, "-r", "s4-g32")
     assert "8-bit activations on b200, which is blackwell" in refusal(*order, "-r", "s8", "--gpu", "B200")
     handed_over(*order, "-r", "s8", "--gpu", "A100")
@@ -143,7 +143,7 @@ def test_8_bit_inputs_are_refused_where_nothing_takes_them() -> None:
 
 def test_fp8_beside_integers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text(MIXED.replace("kind: s8", "kind: fp8"))
-    assert "mixes fp8 with integers" in refusal("demo", "--to", "vllm", "--dry-run", "-r", tmp_path / "both.yaml")
+    assert "mixes fp8 with integers" in refusal("demo", "--to", "vllm", "-r", tmp_path / "both.yaml")
 
 
 def test_quantised_weights_and_drafts_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> Non
     (entry, *_) = map(json.loads, lab_command("plan", lab, "--json").output.splitlines())
     assert entry["predicted_s"] > 0 and entry["timeout_s"] == pytest.approx(300 + 6 * entry["predicted_s"])
     html, junit_file = tmp_path / "lab.html", tmp_path / "lab.xml"
-    done = lab_command("run", lab, "--html", html, "--junit", junit_file)
+    done = lab_command("run", lab, "-o", html, "-o", junit_file)
     assert done.return_value == 0, done.output
     assert "4 cells: 4 ok" in done.stdout and "first: done" in done.stderr
     assert "<html" in html.read_text() and ElementTree.parse(junit_file).getroot().get("tests") == "4"

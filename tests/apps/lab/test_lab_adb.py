@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from fake_adb import BATTERY, SERIAL, THERMAL, Phone
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from lab_fakes import QUICK, begun
 from lab_phones import ABI, answer_to, answering, device_of, program, spec_of
 from measured import invoked

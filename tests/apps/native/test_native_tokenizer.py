@@ -13,9 +13,7 @@ import runtimes
 from native_tokenizers import MADE
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from unicode_classes import TABLE, members
-from unicode_normal_form import TABLE as TABLE_OF_FORMS
-from unicode_normal_form import combining_classes, decompositions
-from unicode_normal_form import table as table_of_forms
+from unicode_normal_form import TABLE as TABLE_OF_FORMS, combining_classes, decompositions, table as table_of_forms
 from varied_texts import varied_texts
 
 from edgekit.apps.native.library import NativeLibrary

@@ -104,7 +104,7 @@ def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path
     talk = CliRunner().invoke(command, ["chat", str(artifact)])
     assert f"an encoder writes no text; use `edgekit embed {artifact} FILE`" in str(talk.exception)
     models = {"tiny": make_runtime(), "bert": on_demand(artifact)}
-    with serving(models, ollama=True, max_memory=8 << 30) as served:
+    with serving(models, ollama=True, memory=8 << 30) as served:
         listed = httpx.get(f"{served.v1}/models").json()["data"]
         assert [each["capabilities"] for each in listed] == [["completion"], ["embedding"]]
         client = ollama.Client(host=served.url)

@@ -80,8 +80,9 @@ def test_full_queue_refuses_at_once_with_a_retry_time() -> None:
         assert served.service.admission.rejected == {"requests": 1}
 
 
-def test_waiting_prompt_tokens_are_bounded() -> None:
-    with serving({"slow": make_runtime(SlowEngine(0.05), sequences=1)}, max_queued_tokens=30) as served:
+def test_waiting_prompt_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.apps.serve.admission.MAX_QUEUED_TOKENS", 30)
+    with serving({"slow": make_runtime(SlowEngine(0.05), sequences=1)}) as served:
         thread = threading.Thread(target=post, args=(served,), kwargs={"max_tokens": 30})
         thread.start()
         eventually(lambda: served.service.admission.active == 1)
@@ -146,8 +147,9 @@ def test_an_error_in_a_stream_is_its_last_event() -> None:
         assert post(served, max_tokens=2).status_code == 200
 
 
-def test_a_client_that_never_reads_is_cut_off() -> None:
-    with serving({"slow": make_runtime(SlowEngine(0.0), context=4096)}, stall_s=0.5) as served:
+def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.apps.serve.call.STALL_S", 0.5)
+    with serving({"slow": make_runtime(SlowEngine(0.0), context=4096)}) as served:
         host, port = served.url.removeprefix("http://").rsplit(":", 1)
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -162,8 +164,9 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
         connection.close()
 
 
-def test_idle_stream_gets_comments() -> None:
-    with serving({"slow": make_runtime(SlowEngine(0.15), chunk_tokens=4)}, ping_s=0.05) as served:
+def test_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.apps.serve.call.PING_S", 0.05)
+    with serving({"slow": make_runtime(SlowEngine(0.15), chunk_tokens=4)}) as served:
         text = post(served, stream=True, max_tokens=3).text
         assert ": ping\n\n" in text
         assert text.endswith("data: [DONE]\n\n")

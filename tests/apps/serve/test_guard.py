@@ -17,6 +17,7 @@ from edgekit.apps.serve.guard import PUBLIC
 from edgekit.apps.serve.keys import read_keys
 from edgekit.apps.serve.page import PATHS
 from edgekit.apps.serve.server import check_exposure
+from edgekit.apps.serve.service import Service
 from edgekit.apps.serve.settings import ServerSettings
 from edgekit.errors import InvalidInput
 
@@ -156,8 +157,9 @@ def test_only_allowed_pages_may_call(keyed: Served) -> None:
     assert httpx.options(call["url"], headers=asked | {"origin": "https://evil.example"}).status_code == 403
 
 
-def test_bodies_are_json_and_bounded() -> None:
-    with serving(max_body=2000) as served:
+def test_bodies_are_json_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "max_body", 2000)
+    with serving() as served:
         url = f"{served.v1}/chat/completions"
         as_json = {"content-type": "application/json"}
         assert httpx.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415

@@ -292,7 +292,7 @@ def test_a_request_that_nothing_can_make_room_for_gets_503() -> None:
 
 
 def test_on_demand_checks_its_options(tmp_path: Any) -> None:
-    with pytest.raises(InvalidInput, match="max_memory"):
+    with pytest.raises(InvalidInput, match="memory: the server divides"):
         on_demand(tmp_path, memory="1GiB")
     with pytest.raises(InvalidInput, match="did you mean context"):
         on_demand(tmp_path, contxt=3)

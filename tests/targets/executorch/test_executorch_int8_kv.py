@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgekit_executorch.memory import CACHE, reading_bytes
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 pytest.importorskip("executorch")
 pytest.importorskip("transformers")

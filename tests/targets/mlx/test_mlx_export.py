@@ -299,8 +299,7 @@ def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgekit.artifact.export import ExportOptions
-    from edgekit.artifact.export import export as export_artifact
+    from edgekit.artifact.export import ExportOptions, export as export_artifact
     from edgekit.planner.make import make_plans
     from edgekit.planner.request import PlanRequest, find_recipe
 

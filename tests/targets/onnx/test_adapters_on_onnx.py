@@ -18,8 +18,7 @@ from edgekit_onnx.memory import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 from engines import Model, apart, onnx_model
 
 import edgekit
-from edgekit.artifact.export import ExportOptions
-from edgekit.artifact.export import export as export_artifact
+from edgekit.artifact.export import ExportOptions, export as export_artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Quantisation

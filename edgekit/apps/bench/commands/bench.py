@@ -26,7 +26,7 @@ from edgekit.errors import InvalidInput, TargetFailed
 
 
 class BenchOptions(Frozen):
-    """The subjects of a benchmark, and how often each is measured."""
+    """The subjects of a benchmark, how often each is measured, and what is given away."""
 
     workloads: Annotated[tuple[str, ...], Option(name="workload", short="w", default="quick")] = Field(
         default=(),
@@ -38,9 +38,6 @@ class BenchOptions(Frozen):
     peer_python: str | None = Field(
         default=None, description="The Python with the packages of --against, instead of this one."
     )
-    weights: Path | None = Field(
-        default=None, description="The neutral weights of the first artifact, if the store lacks them."
-    )
     repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
     loads: Loads = Field(
         default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
@@ -48,28 +45,17 @@ class BenchOptions(Frozen):
     adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
         default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
     )
-
-
-_LONGEST_TITLE = 400  # characters
-
-
-class BenchOutput(Frozen):
-    """The output options of a benchmark."""
-
     share: Path | None = Field(
         default=None,
         description="Write the measurements there, to give away: no names of people or machines, paths or prompts.",
     )
-    stats: bool = Field(default=False, description="Also show memory by class, and how drafting did and why.")
-    title: Annotated[str, Field(max_length=_LONGEST_TITLE)] | None = Field(
-        default=None, description="The report's title; without it, the model, the machine and the date."
-    )
 
 
+_LONGEST_TITLE = 400  # characters
 _EXAMPLES = """\b
 Examples:
   edgekit bench my-artifact
-  edgekit bench my-artifact --against llama.cpp --html report.html
+  edgekit bench my-artifact --against llama.cpp -o report.html
 """
 
 
@@ -78,7 +64,6 @@ Examples:
 @options(
     choice=BenchOptions,
     opening=SomeFields(OpenOptions, (*OPENING, "sequences", "prefixes")),
-    shown=BenchOutput,
     files=ReportFiles,
 )
 @json_option("Print one Measurement a line, and nothing else.")
@@ -86,7 +71,6 @@ def command(
     artifacts: tuple[str, ...],
     choice: BenchOptions,
     opening: OpenOptions,
-    shown: BenchOutput,
     files: ReportFiles,
     as_json: bool,
 ) -> int:
@@ -95,7 +79,6 @@ def command(
     Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
     of averages. Exits with 4 if an artifact has no undisturbed figure.
     """
-    from edgekit.apps.bench.artifact_subjects import readable
     from edgekit.apps.bench.machine import Machine
     from edgekit.apps.bench.report.headline import context_of
     from edgekit.apps.bench.report.results import Report
@@ -103,9 +86,8 @@ def command(
     from edgekit.apps.bench.workload import read_workload
 
     files.check()
-    for name, value in (("--peer-python", choice.peer_python), ("--weights", choice.weights)):
-        if value is not None and not choice.against:
-            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it out")
+    if choice.peer_python is not None and not choice.against:
+        raise InvalidInput("--peer-python: belongs to a peer; name one with --against, or leave it out")
     if opening.memory is not None:
         opening = opening.model_copy(update={"on_pressure": "refuse"})  # what is measured is what was asked for
     adapter = adapter_of(choice.adapter) if choice.adapter is not None else None
@@ -124,25 +106,23 @@ def command(
                 adapter=adapter,
                 against=choice.against,
                 peer_python=choice.peer_python,
-                weights=choice.weights,
                 loads=choice.loads,
                 machine=machine,
                 progress=progress,
             )
-    title = readable(shown.title) if shown.title is not None else context_of(measurements)[:_LONGEST_TITLE]
-    files.write(Report(title=title, measurements=tuple(measurements)))
+    files.write(Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements)))
     if not as_json and all(each.status == "failed" for each in measurements):
         raise TargetFailed(measurements[0].why)
     if as_json:
         for each in measurements:
             click.echo(each.model_dump_json())
     else:
-        show_measurements(measurements, stats=shown.stats)
+        show_measurements(measurements)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
-    if shown.share is not None:
+    if choice.share is not None:
         from edgekit.apps.bench.sharing import share
 
         plans = {opened.sha256: opened.plan for opened in map(open_artifact, map(Path, artifacts))}
         planned = [(each, plans[each.subject.artifact_sha256 or ""]) for each in own]
-        share([(each, plan, plan.device) for each, plan in planned], shown.share)
+        share([(each, plan, plan.device) for each, plan in planned], choice.share)
     return 0 if all(each.status == "valid" for each in own) else 4

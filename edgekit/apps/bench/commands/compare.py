@@ -5,28 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from pydantic import Field
 
 from edgekit.apps.bench.commands.reports import show, show_notes
-from edgekit.commands import json_option, options
-from edgekit.common.base import Frozen
-
-
-class CompareOptions(Frozen):
-    fail_on_worse: bool = Field(
-        default=False, description="Exit with 6 where something became worse beyond the spread."
-    )
+from edgekit.commands import json_option
 
 
 @click.command()
 @click.argument("before", type=Path)
 @click.argument("after", type=Path)
 @json_option("Print the comparison as JSON, and nothing else.")
-@options(choice=CompareOptions)
-def command(before: Path, after: Path, as_json: bool, choice: CompareOptions) -> int:
+def command(before: Path, after: Path, as_json: bool) -> int:
     """Compare the reports BEFORE and AFTER, as `edgekit bench -o` or `--json` wrote them.
 
-    A difference within the spread of the two runs does not count, and too few undisturbed trials give no verdict.
+    A difference within the spread of the two runs does not count, and too few undisturbed trials give no verdict. Exits
+    with 5 if something became worse.
     """
     from edgekit.apps.bench.report.compare import compare_runs
     from edgekit.apps.bench.report.results import read_report
@@ -38,4 +30,4 @@ def command(before: Path, after: Path, as_json: bool, choice: CompareOptions) ->
     else:
         show(differences_table(comparison))
         show_notes(comparison.notes)
-    return 6 if choice.fail_on_worse and comparison.is_worse else 0
+    return 5 if comparison.is_worse else 0

@@ -10,19 +10,15 @@ from pydantic import Field
 
 from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
-from edgekit.common.options import Option
 
 
 class ParityOptions(Frozen):
-    """Choose the text and the parts to compare."""
+    """Choose the text on which answers are compared."""
 
     text: Path | None = Field(
         default=None, description="The text that every artifact reads, instead of the bundled one."
     )
     tokens: Annotated[int, Field(ge=16, le=1 << 20)] = Field(default=512, description="Tokens of the text to read.")
-    weights: Annotated[bool, Option(negative="no-weights")] = Field(
-        default=True, description="Unpack and compare every weight."
-    )
 
 
 @click.command()
@@ -38,9 +34,7 @@ def command(artifacts: tuple[Path, ...], choice: ParityOptions, as_json: bool) -
     from edgekit.apps.bench.parity import parity
 
     with progress_display() as progress:
-        comparisons = parity(
-            artifacts, text=choice.text, tokens=choice.tokens, weights=choice.weights, progress=progress
-        )
+        comparisons = parity(artifacts, text=choice.text, tokens=choice.tokens, progress=progress)
     for each in comparisons:
         if as_json:
             click.echo(each.model_dump_json())

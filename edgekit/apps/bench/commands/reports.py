@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from edgekit.commands import console as new_console
-from edgekit.commands import draw
+from edgekit.commands import console as new_console, draw
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
+from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edgekit.apps.bench.measurement import Measurement
@@ -22,44 +22,47 @@ if TYPE_CHECKING:
 
 
 class ReportFiles(Frozen):
-    """The output files of a report."""
+    """The output files of a report, each in the form that its suffix names."""
 
-    output: Annotated[Path | None, Option(short="o")] = Field(
-        default=None, description="Write the whole report there as JSON."
+    output: Annotated[tuple[Path, ...], Option(short="o", metavar="FILE")] = Field(
+        default=(), description="Write the report there, in the form of the suffix: .json, .html or .md."
     )
-    html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
-    markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
+    forms: ClassVar[tuple[str, ...]] = (".json", ".html", ".md")
 
     def check(self, *, charts: bool = True) -> None:
-        """Check before the work that every file can be written."""
-        for path in (self.output, self.html, self.markdown):
+        """Check before the work that every file has a known form and can be written."""
+        for path in self.output:
+            if path.suffix not in self.forms:
+                raise InvalidInput(f"--output {path}: the suffix says the form; give one of {', '.join(self.forms)}")
             check_output(path)
-        if self.html is not None and charts:
+        if charts and any(path.suffix == ".html" for path in self.output):
             from edgekit.apps.bench.report.charts import check_charts
 
             check_charts()
 
-    def write(self, report: Report) -> None:
-        """Write every requested form; the HTML page links to the JSON file in its folder."""
+    def write(self, report: Report, **others: Callable[[], bytes]) -> None:
+        """Write every file; a page links to the JSON file. `others` makes further forms, by suffix without the dot."""
         from edgekit.apps.bench.report.markdown import markdown
         from edgekit.apps.bench.report.page import page
         from edgekit.apps.bench.report.results import to_json
 
-        data = None
-        if self.output is not None and self.html is not None:
-            data = os.path.relpath(self.output, self.html.parent)
-        texts = ((self.output, to_json), (self.html, lambda shown: page(shown, data)), (self.markdown, markdown))
-        for path, render in texts:
-            if path is not None:
-                write_output(path, render(report).encode())
+        data = next((path for path in self.output if path.suffix == ".json"), None)
+        for path in self.output:
+            if path.suffix == ".html":
+                link = os.path.relpath(data, path.parent) if data is not None else None
+                content = page(report, link).encode()
+            elif path.suffix in (".json", ".md"):
+                content = (to_json if path.suffix == ".json" else markdown)(report).encode()
+            else:
+                content = others[path.suffix.removeprefix(".")]()
+            write_output(path, content)
 
 
-def show_measurements(measurements: Sequence[Measurement], *, stats: bool = False) -> None:
-    """Print the headline and tables of speed, memory and formats; with `stats`, also drafting and memory by class."""
+def show_measurements(measurements: Sequence[Measurement]) -> None:
+    """Print the headline and tables of speed, drafting, memory and formats; report files have memory by class too."""
     from edgekit.apps.bench.report.headline import headline
     from edgekit.apps.bench.report.results import Report
     from edgekit.apps.bench.report.tables import (
-        classes_table,
         formats_table,
         memory_table,
         notes_of,
@@ -71,11 +74,9 @@ def show_measurements(measurements: Sequence[Measurement], *, stats: bool = Fals
     new_console().print(headline(report).sentence, markup=False)
     for workload in dict.fromkeys(one.workload for one in measurements):
         show(speed_table([one for one in measurements if one.workload == workload], workload))
-    if stats and any(one.speculation for one in measurements):
+    if any(one.speculation for one in measurements):
         show(speculation_table(measurements))
     show(memory_table(measurements))
-    if stats:
-        show(classes_table(measurements))
     show(formats_table(measurements))
     show_notes(notes_of(report))
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit import Artifact, ModelSource, ModelSpec, Runtime, open_artifact, open_source
-from edgekit import open as open_runtime
+from edgekit import Artifact, ModelSource, ModelSpec, Runtime, open as open_runtime, open_artifact, open_source
 from edgekit.apps.bench.eval.evaluation import Check, Evaluation
 from edgekit.apps.bench.eval.local_tasks import Task, ToolTask, score
 from edgekit.apps.bench.eval.reference import (

@@ -131,22 +131,14 @@ def known_peer(name: str) -> Peer:
     return PEERS[name]
 
 
-def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStore | None = None) -> NeutralWeights:
-    """Return the neutral weights of an artifact: the given ones, from the store, or quantised again."""
-    expected = artifact.manifest.weights_sha256
-    if given is not None:
-        weights = NeutralWeights.open(given)
-        if weights.sha256 != expected:
-            raise InvalidInput(
-                f"--weights {given}: are not the weights of {artifact.folder}; give those from which it was packed"
-            )
-        return weights
+def weights_of(artifact: Artifact, store: ContentStore | None = None) -> NeutralWeights:
+    """Return the neutral weights of an artifact, from the store or quantised again."""
     stored = store or weights_store()
-    return find_weights(stored, expected) or _make_again(artifact, stored)
+    return find_weights(stored, artifact.manifest.weights_sha256) or _make_again(artifact, stored)
 
 
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
-    plan, fix = artifact.plan, "give the folder with --weights"
+    plan, fix = artifact.plan, "export it again, which keeps them there"
     try:
         source = open_source(artifact.made_of, need_weights=True, offline=True)
     except EdgekitError as error:

@@ -14,8 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from edgekit import Artifact, Runtime, Scoring, Stream, open_artifact, read_template
-from edgekit import open as open_runtime
+from edgekit import Artifact, Runtime, Scoring, Stream, open as open_runtime, open_artifact, read_template
 from edgekit.apps.bench.tasks.calls import FunctionCalls
 from edgekit.apps.bench.tasks.choices import HellaSwag, TruthfulQa
 from edgekit.apps.bench.tasks.code import HumanEval

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
-from edgekit import bill_of_materials, model_card
-from edgekit import read_artifact as read_manifest
+from edgekit import bill_of_materials, model_card, read_artifact as read_manifest
 from edgekit.apps.bench import read_report, values_of
 from edgekit.commands import options
 from edgekit.common.base import Frozen

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
-from edgekit.apps.delivery.fetching import MOST_CONNECTIONS
 from edgekit.apps.delivery.pull import pull
 from edgekit.commands import json_option, options, progress_display
 from edgekit.common.base import Frozen
@@ -32,16 +31,6 @@ class PullOptions(Frozen):
     keep: Annotated[ByteCount, Field(ge=0)] | None = Field(
         default=None, description="Disk space for artifacts no longer in use, e.g. 2GiB.  [default: the former one]"
     )
-    connections: Annotated[int, Field(ge=1, le=MOST_CONNECTIONS)] = Field(
-        default=4, description="Maximum number of connections."
-    )
-    rate: Annotated[ByteCount, Field(ge=1)] | None = Field(
-        default=None, description="Maximum bytes per second, e.g. 2MB."
-    )
-    metered: bool = Field(
-        default=False, description="The network is metered: fetch no chunks, report the missing bytes."
-    )
-    proxy: str | None = Field(default=None, description="http://HOST:PORT.  [default: as HTTPS_PROXY and NO_PROXY say]")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         default=30.0, description="Seconds without data after which the server counts as stalled."
     )
@@ -69,10 +58,6 @@ def command(url: str, choice: PullOptions, as_json: bool) -> None:
             keys=choice.keys,
             reuse=choice.reuse,
             allow=choice.allow,
-            connections=choice.connections,
-            bytes_per_s=choice.rate,
-            is_metered=lambda: choice.metered,
-            proxy=choice.proxy,
             timeout_s=choice.timeout,
             keep_bytes=choice.keep,
             progress=progress,

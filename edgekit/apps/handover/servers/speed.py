@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit import ModelSpec, Recipe
-from edgekit.apps.handover.gpu import GpuProfile
+from edgekit.apps.handover.gpus import GpuProfile
 from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerSpeed
 from edgekit.apps.handover.servers.ranks import Load, kv_bits, rank_model
 from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_share
