@@ -1,18 +1,23 @@
-"""Draws docs/run_and_plan.svg, the picture of the README, from what the commands print.
+"""Draws docs/run_and_plan.svg, the picture of the README, from what the commands print, and photographs the chat page.
 
 Run `python -m docs.readme_picture` after the output of `run` or `plan` changes; a test compares the plans. The model
 comes from the hub, or from the file that the tests use, where the hub cannot be reached; the picture names the hub's.
+`python -m docs.readme_picture page` makes the pictures of docs/server.md; it needs Chromium.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import shlex
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from examples.small_models import smollm2
 
@@ -75,9 +80,58 @@ def picture(parts: dict[str, list[str]]) -> str:
     return "\n".join([head, f"<style>{STYLE}</style>", back, *text, "</svg>\n"])
 
 
+QUESTION = "Write a Python function that adds two numbers. Then explain it in a short list."
+LOOKS = {"page_desktop.png": (1100, False), "page_phone.png": (390, True)}  # the width, and whether it is dark
+
+
+def photograph_page(model: Path) -> None:
+    """Ask the chat page one question in a browser, on each screen."""
+    from tests.helpers.browser import browser  # not installed, and the other picture does not need it
+
+    name = HUB_ID.partition("/")[2]
+    command = [sys.executable, "-m", "edgekit", "serve", f"{name}={model}", "--port", "8099"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        with browser() as tab:
+            for file, (width, dark) in LOOKS.items():
+                tab.look(width=width, dark=dark)
+                open_page(tab)
+                fields = {"text": QUESTION, "seed": "3", "temperature": "0.3"}
+                for field, value in fields.items():
+                    tab.value(f"document.getElementById({field!r}).value = {value!r}")
+                tab.value("document.getElementById('form').requestSubmit()")
+                until(lambda: tab.value("document.querySelector('#figures').textContent.includes('written')"))
+                data = tab.ask("Page.captureScreenshot", format="png")["data"]
+                (PICTURE.parent / file).write_bytes(base64.b64decode(data))
+                tab.value("document.getElementById('reset').click()")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def open_page(tab: Any) -> None:
+    """Load the page, as soon as the server answers, and wait for its list of models."""
+
+    def has_models() -> bool:
+        tab.visit("http://127.0.0.1:8099/")
+        time.sleep(1)
+        return bool(tab.value("document.querySelectorAll('#model option').length"))
+
+    until(has_models)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
 def main() -> None:
-    """Run the commands and draw what they print."""
+    """Run the commands and draw what they print, or photograph the page."""
     model = smollm2()
+    if "page" in sys.argv:
+        photograph_page(model)
+        return
     PICTURE.write_text(picture({command: shown(command, model) for command in COMMANDS}))
 
 

@@ -214,24 +214,32 @@ def build(
     """
     if options.prepare:
         refuse_other_devices([plan for plan, _ in jobs])
-    ready, refused = [], dict[str, EdgekitError]()
+    made, ready, refused = list[Artifact](), [], dict[str, EdgekitError]()
+
+    def leave_out(plan: Plan, error: EdgekitError) -> None:
+        if not partly or len(jobs) == 1:
+            raise error
+        refused[plan.device] = error
+        options.report.warn(f"{plan.device} cannot be built: {error}")
+        if len(refused) == len(jobs):
+            raise next(iter(refused.values()))
+
     for plan, place in jobs:
         try:
             check_export(plan, place, source)
             ready.append((plan, place))
         except EdgekitError as error:
-            if not partly or len(jobs) == 1:
-                raise
-            refused[plan.device] = error
-            options.report.warn(f"{plan.device} cannot be built: {error}")
-    if not ready:
-        raise next(iter(refused.values()))
+            leave_out(plan, error)
     progress = options.report.progress
     progress(0, 1, "reading the model")
     calibration = calibration_for(source, [plan.recipe for plan, _ in ready], options)
     progress(1, 1, "reading the model")
     progress(0, 1, "neutral weights: loading")
-    made = [build_one(plan, place, options, source=source, calibration=calibration) for plan, place in ready]
+    for plan, place in ready:
+        try:
+            made.append(build_one(plan, place, options, source=source, calibration=calibration))
+        except EdgekitError as error:
+            leave_out(plan, error)
     if options.prepare:
         _prepare_openings(made, progress)
     return made, refused

@@ -184,10 +184,7 @@ def _described(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _weights(
-    plan: Plan,
-    source: ModelSource,
-    calibration: Calibration | None,
-    options: ExportOptions,
+    plan: Plan, source: ModelSource, calibration: Calibration | None, options: ExportOptions
 ) -> NeutralWeights:
     if is_neutral(source.folder):
         weights = NeutralWeights.open(source.folder)

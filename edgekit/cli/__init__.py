@@ -38,7 +38,7 @@ GROUPS = {
         "quantize": "Quantise MODEL once, into integers and scales that every target packs without rounding again.",
     },
     "Build for servers": {
-        "handover": "Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.",
+        "handover": "Plan how a server holds MODEL on data-centre GPUs, and write its weights and files."
     },
     "Deliver": {
         "sign": "Sign ARTIFACT, after checking every byte of it; the signature is its file model.sig.",
@@ -73,6 +73,7 @@ _ELSEWHERE = {
     "list": "edgekit store ls, or edgekit devices",
     "ls": "edgekit store ls",
     "ps": "edgekit store ls",
+    "models": "edgekit choose, or edgekit store ls",
     "rm": "edgekit store prune",
     "show": "edgekit inspect, or edgekit devices show",
     "generate": "edgekit run",

@@ -238,6 +238,12 @@ def _show_speculation(figures: dict[str, Any], drafting: dict[str, Any]) -> list
     return lines
 
 
+def why_cut(tokens: int, limit: int | None) -> str:
+    """Say which limit cut an answer of so many tokens."""
+    is_full = limit is None or tokens < limit
+    return "cut: the context is full (--context)" if is_full else f"cut: --max-tokens {limit} is reached"
+
+
 class Repetition:
     """Stops an answer that repeats itself."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import edgekit
-from edgekit.cli._answers import Repetition, interruptible, show_statistics, statistics
+from edgekit.cli._answers import Repetition, interruptible, show_statistics, statistics, why_cut
 from edgekit.cli._console import wrapped
 from edgekit.cli._markdown import answer_writer
 from edgekit.common.files import write_output
@@ -30,6 +30,8 @@ HELP = '''/set NAME VALUE  change an option of answers, e.g. /set temperature 0;
 /exit            leave (ctrl-D too)
 """              begins and ends a message of several lines; a \\ at the end of a line continues it
 ctrl-C stops an answer; its text so far stays in the conversation.'''
+# What other programs call these commands.
+_ELSEWHERE = {"/clear": "/reset", "/new": "/reset", "/quit": "/exit", "/bye": "/exit", "/q": "/exit", "/?": "/help"}
 
 
 class Conversation:
@@ -55,7 +57,8 @@ class Conversation:
 
     def obey(self, command: str) -> bool:
         """Run a slash command; return True if the conversation ends."""
-        name, _, argument = command.strip().partition(" ")
+        typed, _, argument = command.strip().partition(" ")
+        name = _ELSEWHERE.get(typed, typed)
         if name == "/exit":
             return True
         action = self._commands.get(name)
@@ -79,15 +82,19 @@ class Conversation:
             self._messages.pop()
             _tell(f"edgekit: {error} (/reset forgets the conversation)")
             return
-        repetition = Repetition(stream)
+        repetition, cut = Repetition(stream), ""
         with interruptible(stream), answer_writer() as write:
             for piece in stream:
                 if repetition.adds(piece):
                     write(piece.text)
                 if piece.timings is not None:
                     self._last = statistics(self._runtime, piece.timings, self._opened_s)
+                    if piece.finish_reason == "length":
+                        cut = f"({why_cut(piece.timings.tokens, self.options.get('max_tokens'))})"
         if repetition.is_found:
             _tell("(stopped: the answer repeated itself; /set repetition_penalty 1.1 or a temperature helps)")
+        elif cut:
+            _tell(cut)
         self._messages.append({"role": "assistant", "content": repetition.text})
 
     def _show_statistics(self, _: str) -> None:

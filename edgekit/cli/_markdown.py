@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from edgekit.cli._answers import write
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CODE = re.compile(r"^```(?P<language>[\w+#-]*)[^\n]*\n(?P<code>.*?)(?:^```[^\n]*\n?|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
@@ -31,13 +39,13 @@ def _rendered() -> Iterator[Callable[[str], None]]:
 
     console = Console()
     rest = ""
-    with Live(console=console, transient=True, auto_refresh=False, vertical_overflow="crop") as live:
+    with _silent_keys(), Live(console=console, transient=True, auto_refresh=False, vertical_overflow="crop") as live:
 
         def take(text: str) -> None:
             nonlocal rest
             finished, rest = split_blocks(rest + text)
             if finished.strip():
-                console.print(Markdown(finished))
+                _print(console, finished)
                 console.print()
             live.update(Markdown(rest), refresh=True)
 
@@ -46,7 +54,42 @@ def _rendered() -> Iterator[Callable[[str], None]]:
         finally:
             live.update("", refresh=True)
             live.stop()
-            console.print(Markdown(rest))
+            _print(console, rest)
+
+
+def _print(console: Console, text: str) -> None:
+    """Print whole blocks. Code has no margin, and its lines are broken by the terminal alone: it can be copied."""
+    from rich.markdown import Markdown
+    from rich.syntax import Syntax
+
+    end = 0
+    for code in [*_CODE.finditer(text), None]:
+        prose = text[end : code.start() if code else None]
+        if prose.strip():
+            console.print(Markdown(prose))
+        if code:
+            end = code.end()
+            shown = Syntax("", code["language"] or "text", theme="ansi_dark").highlight(code["code"])
+            shown.rstrip()
+            console.print(shown, soft_wrap=True)
+
+
+@contextmanager
+def _silent_keys() -> Iterator[None]:
+    """Keep the terminal from writing keys, as ^C for ctrl-C: a line that is redrawn fills its width already."""
+    if os.name != "posix" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    changed = [*before]
+    changed[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def split_blocks(text: str) -> tuple[str, str]:

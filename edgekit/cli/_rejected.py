@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
 from edgekit.cli._console import draw
-from edgekit.contracts.plan import Rejected
+from edgekit.contracts.plan import Plan, Rejected
 from edgekit.errors import DoesNotFit
 from edgekit.planner.table import distance, rows_of
 
 _WHY = "why not → the smallest change that helps"
+
+
+def plans_that_fit(plan: Callable[[list[str]], list[Plan]], names: list[str]) -> tuple[list[Plan], DoesNotFit | None]:
+    """Return the plans of the devices on which the model fits, and the error that lists the others."""
+    try:
+        return plan(names), None
+    except DoesNotFit as error:
+        fitting = [name for name in names if len(names) > 1 and plans_that_fit(plan, [name])[0]]
+        if not 0 < len(fitting) < len(names):
+            return [], error
+        error.rejected = {name: tried for name, tried in error.rejected.items() if name not in fitting}
+        return plans_that_fit(plan, fitting)[0], error
 
 
 def show_what_does_not_fit(error: DoesNotFit, *, every: bool = False) -> None:

@@ -67,7 +67,8 @@ def command(
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.engine.capabilities.generates:
-            raise Unsupported(f"{model}: an encoder writes no text; `edgekit serve` and `Runtime.embed` use it")
+            use = "rerank" if runtime.engine.capabilities.classifies else "embed"
+            raise Unsupported(f"{model}: an encoder writes no text; use `edgekit {use} {model} FILE`")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)

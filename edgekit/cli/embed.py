@@ -39,8 +39,7 @@ class EmbedOptions(Frozen):
         default=None, description="The name of one of the model's prompts, which is put before each text."
     )
     dimensions: int | None = Field(
-        default=None,
-        description="Keep only this many values; for models that declare Matryoshka dimensions.",
+        default=None, description="Keep only this many values; for models that declare Matryoshka dimensions."
     )
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
 

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from edgekit.api import build
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import ExportOptions, check_place, places_for
+from edgekit.artifact.export import ExportOptions, check_place
 from edgekit.cli._console import wrapped
 from edgekit.cli._options import CALIBRATION, PlanDevices, SectionedCommand, SomeFields, as_typed, json_option, options
 from edgekit.cli._progress import announce, progress_display, reporter
+from edgekit.cli._rejected import plans_that_fit
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
@@ -67,14 +68,20 @@ def command(
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Several devices share one quantisation. An
     interrupted export continues where it stopped; an artifact that exists is never overwritten.
     """
-    if len(devices.names()) == 1:
+    are_several = len(devices.names()) > 1
+    if not are_several:
         check_place(files.output)  # with several devices, every plan names its own path
     source = open_source(model).with_own_integers()
-    plans = _plans(source, devices, request, files.plan, calibrating)
+    plans, unfit = plans_that_fit(
+        lambda names: _plans(source, devices, names, request, files.plan, calibrating), devices.names()
+    )
+    if unfit is not None and not plans:
+        raise unfit
     with progress_display(as_json) as progress:
         chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
-        jobs = list(zip(plans, places_for(plans, files.output), strict=True))
+        jobs = [(plan, files.output / plan.device if are_several else files.output) for plan in plans]
         made, refused = build(source, jobs, added.model_copy(update=chosen), partly=True)
+    refused |= dict.fromkeys(unfit.rejected, unfit) if unfit is not None else {}
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))
@@ -91,13 +98,18 @@ def command(
 
 
 def _plans(
-    source: ModelSource, devices: PlanDevices, request: PlanRequest, file: Path | None, chosen_by: ExportOptions
+    source: ModelSource,
+    devices: PlanDevices,
+    names: list[str],
+    request: PlanRequest,
+    file: Path | None,
+    chosen_by: ExportOptions,
 ) -> list[Plan]:
     if file is None:
         return list(
             make_plans(
                 source,
-                devices.names(),
+                names,
                 request,
                 draft=devices.draft,
                 profiles=devices.profiles,

@@ -17,7 +17,7 @@ import edgekit
 from edgekit.cli._console import WIDE_TABLE, console as new_console, draw, print_below
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
-from edgekit.cli._rejected import counted, draw_rejected, show_what_does_not_fit
+from edgekit.cli._rejected import counted, draw_rejected, plans_that_fit, show_what_does_not_fit
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
@@ -67,7 +67,7 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
             f"--output {shown.output} holds one plan, and {count} devices were given; run it once per device"
         )
     check_output(shown.output)
-    plans, refusal = _fitting(model, devices, request)
+    plans, refusal = plans_that_fit(lambda names: _plans(model, names, devices, request), devices.names())
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
             raise _shown(refusal, shown)
@@ -104,28 +104,6 @@ def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
         return refusal
     show_what_does_not_fit(refusal, every=True)
     return DoesNotFit(str(refusal))
-
-
-def _fitting(model: str, devices: PlanDevices, request: PlanRequest) -> tuple[list[Plan], DoesNotFit | None]:
-    """Return the plans of the devices on which the model fits, and the error that lists the others."""
-    try:
-        return _plans(model, devices.names(), devices, request), None
-    except DoesNotFit as error:
-        if len(devices.names()) == 1:
-            return [], error
-        fitting = [name for name in devices.names() if _fits(model, name, devices, request)]
-        if not 0 < len(fitting) < len(devices.names()):
-            return [], error
-        error.rejected = {name: tried for name, tried in error.rejected.items() if name not in fitting}
-        plans, _ = _fitting(model, devices.model_copy(update={"devices": tuple(fitting)}), request)
-        return plans, error
-
-
-def _fits(model: str, device: str, devices: PlanDevices, request: PlanRequest) -> bool:
-    try:
-        return bool(_plans(model, [device], devices, request))
-    except DoesNotFit:
-        return False
 
 
 def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequest) -> list[Plan]:

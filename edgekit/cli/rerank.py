@@ -70,7 +70,4 @@ def _submit(reranking: RerankOptions, runtime: Runtime, line: RerankLine) -> Ran
 
 
 def _ranked(line: RerankLine, job: Ranking) -> dict[str, Any]:
-    return {
-        "results": [{"index": each.index, "score": each.score} for each in job.ranked()],
-        "tokens": sum(job.tokens),
-    }
+    return {"results": [{"index": each.index, "score": each.score} for each in job.ranked()], "tokens": sum(job.tokens)}

@@ -24,6 +24,7 @@ from edgekit.cli._answers import (
     show_notes,
     show_statistics,
     statistics,
+    why_cut,
     write,
 )
 from edgekit.cli._artifact_for import artifact_for
@@ -109,10 +110,7 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     choice, answering = given.choice, given.answering
     opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
-    with (
-        edgekit.open(artifact, opening) as runtime,
-        kept_prefixes(runtime, answering.prefixes),
-    ):
+    with edgekit.open(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
         opened_s = perf_counter() - began
         show_notes(runtime)
         load_adapters(runtime, answering.adapters)
@@ -131,10 +129,7 @@ def _ending(result: RunResult, limit: int | None) -> str | None:
     """Return why an answer ends where it does, unless the model or the user ended it."""
     if result.finish_reason == "cancelled" and not result.is_interrupted:
         return "stopped: the answer repeated itself; --max-tokens, a temperature or another prompt helps"
-    if result.finish_reason != "length":
-        return None
-    is_full = limit is None or result.tokens < limit
-    return "cut: the context is full (--context)" if is_full else f"cut: --max-tokens {limit} is reached"
+    return why_cut(result.tokens, limit) if result.finish_reason == "length" else None
 
 
 def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> int:

@@ -21,6 +21,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.content_store import IN_USE, ContentStore
 from edgekit.common.files import home
 from edgekit.common.options import ByteCount
+from edgekit.common.parsing import read_text
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import MANIFEST as WEIGHTS, read_manifest as read_weights
@@ -69,6 +70,8 @@ class Entry(NamedTuple):
             if (self.path / WEIGHTS).is_file():
                 manifest = read_weights(self.path)
                 return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
+            if (self.path / "model.txt").is_file():
+                return f"{read_text(self.path / 'model.txt', 1 << 10)} as onnxruntime packs it"
             for folder in (self.path, self.path / "artifact"):
                 if (folder / MANIFEST).is_file():
                     plan = read_manifest(folder).plan
@@ -214,5 +217,6 @@ def _facts(entry: Entry) -> dict[str, object]:
 
 
 def _ago(entry: Entry) -> str:
-    days = (time.time() - entry.used_at) / _DAY_S
-    return f"{days:.0f} days ago" if days >= 2 else f"{days * 24:.0f} h ago" if days >= 1 / 12 else "now"
+    seconds = time.time() - entry.used_at
+    units = {"days": _DAY_S, "h": 3600, "min": 60}
+    return next((f"{seconds / each:.0f} {unit} ago" for unit, each in units.items() if seconds >= 2 * each), "now")

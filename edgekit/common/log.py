@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
+from functools import lru_cache
 
 log = logging.getLogger("edgekit")
 # Work of seconds that an opening does once on a machine. A child of `log`; commands print its lines.
@@ -25,6 +27,19 @@ def _set_up() -> None:
     log.setLevel(logging.DEBUG if level == "debug" else logging.INFO)
     if level not in ("debug", "info"):
         log.warning("EDGEKIT_LOG: must be debug or info, found %.20r; logging at info", level)
+
+
+def warn(text: str) -> None:
+    """Tell it once in a line of a command, or as Python's warning where a program calls."""
+    if slow.handlers:
+        _tell(text)
+    else:
+        warnings.warn(text, stacklevel=3)
+
+
+@lru_cache(maxsize=64)
+def _tell(text: str) -> None:
+    slow.warning("%s", text)
 
 
 def show_slow(show: Callable[[str], None]) -> None:

@@ -112,7 +112,10 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     if text in BUNDLED:
         opened = _open_bundled(text, need_weights)
     elif text and (path / "manifest.json").is_file() and not (path / "config.json").is_file():
-        raise InvalidInput(f"{path}: is an artifact already; give the model that it was made of")
+        raise InvalidInput(
+            f"{path}: is an artifact already; `edgekit inspect {path}` shows its plan; to plan anew, give the model "
+            "that it was made of"
+        )
     elif text and path.is_dir():
         opened = open_folder(path, _folder_name(path), need_weights)
     elif is_gguf(path):

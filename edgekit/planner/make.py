@@ -82,13 +82,7 @@ def make_plans(
     if here:
         timed = _timed(subject.model, here[0], targets, request, announce, may_measure)
         subject = subject._replace(timed=timed)
-    plans = resolve(
-        subject,
-        selected,
-        targets,
-        request,
-        others=tuple(known.values()),
-    )
+    plans = resolve(subject, selected, targets, request, others=tuple(known.values()))
     if neutral is None:
         return plans
     return tuple(plan.model_copy(update={"quantisation": neutral.quantisation}) for plan in plans)

@@ -22,10 +22,7 @@ _LEAST = 1e-6  # share of the mean that unused inputs get
 
 
 def mean_squares(
-    model: ModelSpec,
-    calibration: Calibration,
-    read: Callable[[str], NDArray[np.float32]],
-    progress: Progress,
+    model: ModelSpec, calibration: Calibration, read: Callable[[str], NDArray[np.float32]], progress: Progress
 ) -> dict[str, NDArray[np.float32]]:
     """Return the mean squares by module; a tied head is the embedding's module. Holds one layer at a time."""
     import torch

@@ -11,14 +11,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256
 from edgekit.common.sealed_json import to_sealed_json
-from edgekit.contracts.neutral import (
-    MANIFEST,
-    NeutralManifest,
-    NeutralWeights,
-    WeightFile,
-    bits_of,
-    expected_tensors,
-)
+from edgekit.contracts.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, bits_of, expected_tensors
 from edgekit.contracts.recipe import Recipe
 from edgekit.formats.int_packing import float32_to_bf16
 from edgekit.formats.safetensors_writer import TensorWriter

@@ -209,11 +209,7 @@ def scales_as_stored(scales: NDArray[np.float32], stored: Format) -> NDArray[Any
 
 
 def _write_matrix(
-    writer: TensorWriter,
-    names: Mapping[str, str],
-    tensor: Tensor,
-    stored: Format,
-    choice: QuantizedPart,
+    writer: TensorWriter, names: Mapping[str, str], tensor: Tensor, stored: Format, choice: QuantizedPart
 ) -> float:
     outputs, inputs = tensor.shape
     rounded, kept = choice.rounded.get(tensor.module), choice.kept.get(tensor.module)

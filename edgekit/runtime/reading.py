@@ -11,13 +11,7 @@ from edgekit.runtime.embedding import Embedding, check_texts, embedding_params, 
 from edgekit.runtime.generation.sampling import MAX_TOP
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.prompts import Prompt, encode_prompt, text_of
-from edgekit.runtime.reranking import (
-    Ranked,
-    Ranking,
-    check_reranking,
-    encode_documents,
-    logit_reader,
-)
+from edgekit.runtime.reranking import Ranked, Ranking, check_reranking, encode_documents, logit_reader
 from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for
 
 if TYPE_CHECKING:

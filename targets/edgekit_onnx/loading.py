@@ -176,11 +176,16 @@ def _packed(
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
     bits = plan.storage.kv_bits
     derived = " with graphs for 16 bits" if bits == HALF_BITS else ""
-    if kernels:
-        key = _hash(f"{data} {VERSION}{derived}".encode(), graphs)
-        return get_or_build(key, files, lambda folder: pack_products(files, bits, graphs, folder))
-    key = _hash(f"{data} {plan.threads}{derived}".encode(), graphs)
-    return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))
+
+    def save(folder: Path) -> None:
+        if kernels:
+            pack_products(files, bits, graphs, folder)
+        else:
+            pack_apart(files, plan.threads, bits, graphs, folder)
+        (folder / "model.txt").write_text(f"{plan.model.name} {plan.recipe.name}")  # for `edgekit store ls`
+
+    how = VERSION if kernels else plan.threads
+    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save)
 
 
 def _hash(first: bytes, graphs: Sequence[CheckedGraph]) -> str:

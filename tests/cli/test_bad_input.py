@@ -87,10 +87,7 @@ def test_unusual_file_names_work(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["quantize", "demo", "-r", "balanced"],
-        ["export", "demo", "--recipe", "s4-g32", "--effort", "normal", *PI],
-    ],
+    [["quantize", "demo", "-r", "balanced"], ["export", "demo", "--recipe", "s4-g32", "--effort", "normal", *PI]],
     ids=lambda value: value[0],
 )
 def test_without_torch_calibrating_is_refused_with_the_cure(

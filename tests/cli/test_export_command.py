@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from edgekit_executorch import ExecutorchTarget
 
 import edgekit
-from edgekit.artifact.artifact import read_manifest
+from edgekit.api import build_one
+from edgekit.artifact.artifact import Artifact, read_manifest
 from edgekit.cli import command
 from edgekit.cli._progress import time_left
-from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput, OutOfSpace, TargetFailed, TargetMissing
 from edgekit.model.source import open_source
 from edgekit.testing import write_adapter
 
@@ -48,6 +51,23 @@ def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tm
     assert not (tmp_path / "out/pixel-9").exists()
 
 
+@pytest.mark.onnx
+def test_what_was_built_is_said_when_a_later_device_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(plan: Plan, *given: Any, **named: Any) -> Artifact:
+        if plan.device == "laptop-x86-16gb":
+            raise TargetFailed("the self-check found a fault")
+        return build_one(plan, *given, **named)
+
+    monkeypatch.setattr("edgekit.api.build_one", build)
+    quick = ("--recipe", "s4-g64", "--target", "onnx", "--effort", "quick", "-o", tmp_path / "out")
+    too_slow = ("--device", "raspberry-pi-4-8gb", "--min-tokens-per-second", "400")
+    done = export(*PI, "--device", "laptop-x86-16gb", *too_slow, *quick)
+    assert done.return_value == 2 and f"{tmp_path / 'out/raspberry-pi-5-8gb'}: demo for" in done.stdout
+    assert "not built for laptop-x86-16gb: the self-check found a fault" in done.stderr
+    assert "not built for raspberry-pi-4-8gb: 'demo' does not fit raspberry-pi-4-8gb as asked" in done.stderr
+    assert isinstance(export("--device", "laptop-x86-16gb", *quick[:-1], tmp_path / "alone").exception, TargetFailed)
+
+
 def test_a_missing_package_is_reported_before_any_work(tmp_path: Path, home: Path) -> None:
     done = export(*PIXEL, "-o", tmp_path / "out")
     assert isinstance(done.exception, TargetMissing) and "executorch is not installed" in str(done.exception)
@@ -71,6 +91,7 @@ def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path:
     done = export("--device", "this", *quick, "-o", tmp_path / "out")
     assert done.return_value == 0, done.output
     assert len(list((home / "packed").glob("*/packed.json"))) == 1
+    assert "demo s4-g64 as onnxruntime packs it" in CliRunner().invoke(command, ["store", "ls"]).output
     adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
     again = edgekit.export(
         "demo",

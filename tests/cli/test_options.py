@@ -127,6 +127,7 @@ def typed(*arguments: str) -> tuple[int, str]:
         ("rnu", "did you mean edgekit run?"),
         ("exprot", "did you mean edgekit export?"),
         ("list", "did you mean edgekit store ls, or edgekit devices?"),
+        ("models", "did you mean edgekit choose, or edgekit store ls?"),
         ("version", "did you mean edgekit --version?"),
         ("xyzzy", "`edgekit --help` lists them."),
     ],

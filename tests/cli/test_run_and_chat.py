@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from fake_artifacts import install, make_artifact
+from rich.console import Console
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.cli import command, main
 from edgekit.cli._answers import is_repeating
-from edgekit.cli._markdown import split_blocks
+from edgekit.cli._markdown import _print, _silent_keys, split_blocks
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
 GREEDY = ("--temperature", "0")
@@ -157,7 +158,7 @@ def test_a_mistake_is_one_line_with_a_cure(artifact: Path, tmp_path: Path, argum
 
 
 def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> None:
-    lines = "the cat\n/stats\n/nope\nsat on\n\n/reset\nthe cat\n/help\n/exit\nnever\n"
+    lines = "the cat\n/stats\n/nope\nsat on\n\n/clear\nthe cat\n/?\n/quit\nnever\n"
     out, err = edgekit_cli("chat", artifact, *GREEDY, "--max-tokens", "7", stdin=f"/set ignore_eos true\n{lines}")
     with edgekit.open(artifact) as runtime:
         options = {"max_tokens": 7, "ignore_eos": True}
@@ -166,7 +167,13 @@ def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> N
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "sat on"}]
         second = runtime.chat(messages, **options).text
     assert out == f"{first}\n{second}\n{first}\n"
-    for word in ("tokens/s", "/nope is not a command", "forgotten", "ctrl-C stops an answer"):
+    for word in (
+        "tokens/s",
+        "/nope is not a command",
+        "forgotten",
+        "ctrl-C stops an answer",
+        "(cut: --max-tokens 7 is reached)",
+    ):
         assert word in err
 
 
@@ -281,6 +288,26 @@ def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path, monkeypat
     )
     assert max(map(len, shown.splitlines())) <= 60, "lines end between words, not where the terminal does"
     assert "temperature 0.7 (the default of chat)" in " ".join(shown.split())
+
+
+def test_code_is_printed_without_a_margin_and_unbroken(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "x = " + "1 + " * 30 + "1"
+    _print(Console(width=40), f"Text:\n```py\nif x:\n    {line}\n```\nMore")
+    shown = [each.rstrip() for each in capsys.readouterr().out.split("\n") if each.strip()]
+    assert shown == ["Text:", "if x:", f"    {line}", "More"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals as POSIX has them")
+def test_keys_are_not_written_into_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import termios
+
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with _silent_keys():
+            assert not termios.tcgetattr(theirs)[3] & termios.ECHO
+        assert termios.tcgetattr(theirs)[3] & termios.ECHO
+    os.close(ours)
 
 
 def _read_until(terminal: int, prompt: str) -> str:

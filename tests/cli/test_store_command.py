@@ -117,9 +117,7 @@ def test_the_artifact_of_a_running_command_is_held_until_it_ends(
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     monkeypatch.setattr(_artifact_for, "_is_answered_as_shipped", lambda context, target: False)
     monkeypatch.setattr(
-        _export_here,
-        "export_here",
-        lambda source, context, target, out, weights: shutil.copytree(DEMO_ARTIFACT, out),
+        _export_here, "export_here", lambda source, context, target, out, weights: shutil.copytree(DEMO_ARTIFACT, out)
     )
     with click.Context(click.Command("run")):
         artifact = _artifact_for.artifact_for("demo", OpenOptions())

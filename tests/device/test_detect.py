@@ -69,10 +69,7 @@ def machine(
 
 
 def mac(sysctl: str = M4, version: str = "26.1\n") -> HostProbe:
-    answers = {
-        ("sysctl", "hw", "machdep.cpu.brand_string", "iogpu"): sysctl,
-        ("sw_vers", "-productVersion"): version,
-    }
+    answers = {("sysctl", "hw", "machdep.cpu.brand_string", "iogpu"): sysctl, ("sw_vers", "-productVersion"): version}
     return machine("Darwin", answers=answers, cores=10, architecture="arm64")
 
 

@@ -283,7 +283,7 @@ HYBRID_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_dense_layers": 1,
             "tie_word_embeddings": True,
         },
-    ),
+    )
 }
 EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
 ONE_LAYER, WIDE_HEADS = "one layer", "wide heads"

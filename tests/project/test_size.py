@@ -76,10 +76,7 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
             path.suffix in (".md", ".ipynb", ".svg", ".json", ".jsonl", ".py") for path in (ROOT / "docs").rglob("*")
         ),
     ),
-    "benchmark scripts": (
-        20,
-        lambda: len(list((ROOT / "examples/benchmarks").glob("[a-z]*.py"))),
-    ),
+    "benchmark scripts": (20, lambda: len(list((ROOT / "examples/benchmarks").glob("[a-z]*.py")))),
 }
 
 

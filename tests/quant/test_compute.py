@@ -34,16 +34,7 @@ pytestmark = pytest.mark.quantize
 
 OTHER = torch.device("meta")
 # All that computes in a way of its own.
-CHOSEN = (
-    "llama",
-    "phi3",
-    "gemma2",
-    "gemma4",
-    "lfm2",
-    "qwen3_5",
-    "qwen3_moe",
-    "gpt_oss",
-)
+CHOSEN = ("llama", "phi3", "gemma2", "gemma4", "lfm2", "qwen3_5", "qwen3_moe", "gpt_oss")
 
 
 class OnOtherDevice(torch.Tensor):

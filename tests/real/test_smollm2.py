@@ -184,12 +184,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
         "required": ["name", "age"],
         "additionalProperties": False,
     },
-    {
-        "type": "array",
-        "minItems": 2,
-        "maxItems": 3,
-        "items": {"enum": ["red", "green", "blue"]},
-    },
+    {"type": "array", "minItems": 2, "maxItems": 3, "items": {"enum": ["red", "green", "blue"]}},
     {
         "type": "object",
         "properties": {

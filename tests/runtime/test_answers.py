@@ -15,14 +15,7 @@ from hypothesis import given, settings, strategies as st
 from runtimes import codec, make_runtime
 
 import edgekit
-from edgekit.errors import (
-    ContextExceeded,
-    InvalidOption,
-    InvalidPrompt,
-    RuntimeClosed,
-    TemplateRefused,
-    UnknownName,
-)
+from edgekit.errors import ContextExceeded, InvalidOption, InvalidPrompt, RuntimeClosed, TemplateRefused, UnknownName
 from edgekit.runtime.generation.chat_template import ChatTemplate
 from edgekit.runtime.generation.reasoning import ReasoningReader
 from edgekit.runtime.generation.stopping import StopStrings

@@ -155,8 +155,7 @@ def test_without_limits_only_requests_that_do_not_fit_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
-    [({"waiting": 5}, "queue too long"), ({"tokens_per_second": 3.0}, "too slow")],
+    ("state", "reason"), [({"waiting": 5}, "queue too long"), ({"tokens_per_second": 3.0}, "too slow")]
 )
 def test_waiting_and_slow_requests_go_to_the_smaller_artifact_first(state: dict[str, float], reason: str) -> None:
     limits = {"max_waiting": 4, "min_tokens_per_second": 5.0}
@@ -174,9 +173,7 @@ def test_low_confidence_answer_goes_to_the_server_not_a_smaller_model() -> None:
     assert (route.where, route.reason) == ("server", "low confidence") and "0.245" in route.detail
 
 
-def test_request_stays_without_another_place_and_reasons_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_request_stays_without_another_place_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="edgekit"):
         route = RoutePolicy(max_waiting=0).before(**FITS, waiting=1)
     assert (route.where, route.reason, route.url) == ("here", "queue too long", None)

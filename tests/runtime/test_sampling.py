@@ -228,11 +228,7 @@ def test_whole_numbers_are_numbers() -> None:
     assert params.sampling.temperature == 1.0 and params.stopping.stop == ("a",) and params.stopping.max_tokens == 5
 
 
-SAME_EVERYWHERE = {
-    "log": "65eb5d0f81e4584c",
-    "exp": "d3e67359df7efe2b",
-    "gumbel": "ef9d8f6fa5a765fc",
-}
+SAME_EVERYWHERE = {"log": "65eb5d0f81e4584c", "exp": "d3e67359df7efe2b", "gumbel": "ef9d8f6fa5a765fc"}
 
 
 def units_in_the_last_place(found: np.ndarray, right: np.ndarray) -> float:

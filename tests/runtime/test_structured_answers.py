@@ -52,6 +52,16 @@ def runtime():
         yield opened
 
 
+def test_a_pattern_that_bounds_nothing_is_told_once(runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.common.log.slow.handlers", [])  # those of a command that ran before
+    schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": r"a\d"}}}
+    with pytest.warns(UserWarning, match="a pattern without"):
+        runtime.generate("the cat", schema=schema, max_tokens=2)
+    runtime.generate("the cat", schema=schema, max_tokens=2)  # it is compiled already
+    schema["properties"]["pattern"]["pattern"] = r"^a\d$"
+    runtime.generate("the cat", schema=schema, max_tokens=2)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("as_text", [False, True], ids=["object", "text"])
 def test_an_answer_follows_its_schema(runtime, seed: int, as_text: bool) -> None:

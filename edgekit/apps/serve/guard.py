@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from edgekit.apps.serve.keys import Key
+from edgekit.apps.serve.page import PATHS as PAGE
 from edgekit.apps.serve.problems import ApiError, as_json, dialect_of, error_content
 from edgekit.apps.serve.settings import LOOPBACK, ServerSettings
 from edgekit.common.log import log
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from edgekit.apps.serve.service import Service
 
 PUBLIC = frozenset({"/livez", "/readyz", "/health", "/v1/health"})
-_PAGE = frozenset({"/", "/page.js", "/page.css"})  # needs no key: the page asks the user for it
 _READ_AWAY_S, _READ_AWAY_BYTES = 1.0, 64 << 20
 _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -93,7 +93,7 @@ class Guard:
         if origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
             raise ApiError(403, "another site may not call", code="origin_not_allowed")
         is_preflight = scope["method"] == "OPTIONS" and origin is not None
-        if not is_preflight and scope["path"] not in PUBLIC | _PAGE:
+        if not is_preflight and scope["path"] not in PUBLIC | PAGE:  # the page asks the user for the key
             scope["state"]["key"] = self._key(headers)
         if "transfer-encoding" in headers and "content-length" in headers:
             raise ApiError(400, "content-length and transfer-encoding exclude each other", headers=_CLOSE)

@@ -38,6 +38,7 @@ def _described(call: Call, model: ServedModel) -> dict[str, Any]:
         "owned_by": "edgekit",
         "max_model_len": model.context,
         "status": model.model.state,
+        "capabilities": ["completion"] if model.writes_text else ["embedding"],
         "parent": model.name.rpartition(":")[0] if model.adapter else None,
     }
 

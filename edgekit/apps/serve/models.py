@@ -34,6 +34,13 @@ class ServedModel(NamedTuple):
         return self.model.context
 
     @property
+    def writes_text(self) -> bool:
+        """False for an encoder."""
+        if self.model.runtime is not None:
+            return self.model.runtime.runtime.engine.capabilities.generates
+        return self.model.artifact is None or not self.model.artifact.plan.model.encoder
+
+    @property
     def template(self) -> ChatTemplate:
         """The chat template, even while the model is not open."""
         if self.model.runtime is not None:

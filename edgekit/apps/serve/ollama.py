@@ -305,7 +305,7 @@ async def show(call: Call) -> Response:
 def _capabilities(model: ServedModel) -> list[str]:
     plan = model.model.artifact.plan if model.model.artifact else None
     embeds = ["embedding"] if plan and plan.model.embedding else []
-    if plan and plan.model.encoder:
+    if not model.writes_text:
         return ["embedding"]
     return ["completion", *(["tools"] if model.template.exists else []), *embeds]
 

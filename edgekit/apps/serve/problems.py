@@ -7,14 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgekit.errors import (
-    ContextExceeded,
-    DoesNotFit,
-    InvalidInput,
-    RuntimeClosed,
-    UnknownName,
-    Unsupported,
-)
+from edgekit.errors import ContextExceeded, DoesNotFit, InvalidInput, RuntimeClosed, UnknownName, Unsupported
 
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC = {
@@ -93,7 +86,8 @@ def validation_problem(error: ValidationError) -> ApiError:
     param = ".".join(
         str(part) for part in first["loc"] if isinstance(part, int) or part.replace("_", "").isidentifier()
     )
-    return invalid(f"{param or 'the body'}: {first['msg'][:200]}", param[:200] or None)
+    reason = "is missing" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
+    return invalid(f"{param or 'the body'}: {reason[:200]}", param[:200] or None)
 
 
 def dialect_of(path: str) -> str:

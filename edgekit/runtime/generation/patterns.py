@@ -55,6 +55,18 @@ def schema_as_ecma(schema: Any) -> Any:
     return rewritten
 
 
+def has_open_pattern(schema: Any) -> bool:
+    """Return whether a `pattern` of the schema lacks ^ or $, so that other text may surround what it describes."""
+    if isinstance(schema, list):
+        return any(map(has_open_pattern, schema))
+    if not isinstance(schema, dict):
+        return False
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not (pattern.startswith("^") and pattern.endswith("$")):
+        return True
+    return any(has_open_pattern(value) for key, value in schema.items() if key not in _DATA)
+
+
 @dataclass(frozen=True)
 class _Flags:
     """The flags inside a group: its own and its enclosing groups' flags."""

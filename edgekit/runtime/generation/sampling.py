@@ -43,8 +43,7 @@ class Sampling(Frozen):
     """
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = Field(
-        default=0.0,
-        description="Randomness of the choice; 0 takes the likeliest token. `chat` has its own default.",
+        default=0.0, description="Randomness of the choice; 0 takes the likeliest token. `chat` has its own default."
     )
     top_k: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
         default=None, description="Choose among the N likeliest tokens."

@@ -16,12 +16,13 @@ import numpy as np
 
 from edgekit.common.footprint import pages_touched, private_bytes_now, return_unused
 from edgekit.common.locks import ThreadLock
+from edgekit.common.log import warn
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing, Unsupported, vendor_errors
 from edgekit.runtime.generation.format_memory import MAX_FORMATS_BYTES, MAX_GROWN_BYTES, CompiledFormat, FormatMemory
 from edgekit.runtime.generation.grammar_worker import MORE_BYTES, grammar_of
-from edgekit.runtime.generation.patterns import as_ecma, schema_as_ecma
+from edgekit.runtime.generation.patterns import as_ecma, has_open_pattern, schema_as_ecma
 from edgekit.runtime.generation.schemas import close_objects
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 
@@ -120,6 +121,8 @@ class Grammars:
     def _compiled(self, llguidance: Any, kind: str, text: str) -> MatchedGrammar:
         """Compile a format, first in the worker. Nothing grows here before the budget has room for it."""
         rewritten = for_llguidance(kind, text)
+        if kind == "schema" and has_open_pattern(json.loads(text)):
+            warn("schema: a pattern without ^ and $ may have any text around it, and bounds nothing; write ^…$")
         size = self._weighed(kind, rewritten)
         if not self._share.exclusively(lambda: self._memory.take(size)):
             raise _refusal(f"{kind}: takes", size)

@@ -84,12 +84,7 @@ StateBytes = Callable[[KVCacheConfig], int]
 
 
 def estimate_of(
-    plan: Plan,
-    config: RunConfig,
-    memory: MemoryTerms,
-    state_bytes: StateBytes | None = None,
-    *,
-    is_open: bool = False,
+    plan: Plan, config: RunConfig, memory: MemoryTerms, state_bytes: StateBytes | None = None, *, is_open: bool = False
 ) -> Estimate:
     """Predict the bytes of a configuration with the terms of its target.
 
@@ -164,11 +159,7 @@ def admit(
 
 
 def _fallback_steps(
-    requested: RunConfig,
-    limit_bytes: int,
-    price: Price,
-    kv_bits: tuple[int, ...],
-    can_evict: bool,
+    requested: RunConfig, limit_bytes: int, price: Price, kv_bits: tuple[int, ...], can_evict: bool
 ) -> Iterator[tuple[str, RunConfig]]:
     """Yield each step and its configuration, which includes the steps before it."""
     config = requested

@@ -60,9 +60,7 @@ def _run(artifact: Path, cases: tuple[Case, ...], **opening: object) -> Measurem
     codec = read_codec(artifact)
     subject = subject_of_artifact(artifact, OpenOptions(**opening))  # type: ignore[arg-type]
     subject = PreparedSubject(
-        subject,
-        open_artifact(artifact).plan.model,
-        lambda text, begins: codec.encode(text, add_special_tokens=begins),
+        subject, open_artifact(artifact).plan.model, lambda text, begins: codec.encode(text, add_special_tokens=begins)
     )
     asked = Workload(name="all", title="All of them", warmups=0, repeats=1, cases=cases)
     bench = BenchRun(

@@ -98,8 +98,7 @@ def test_the_screen_stays_on_during_the_lease_and_is_then_restored(phone: Phone)
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
-    [("gone", "not found"), ("offline", "device offline"), ("unauthorized", "confirmation dialog")],
+    ("state", "said"), [("gone", "not found"), ("offline", "device offline"), ("unauthorized", "confirmation dialog")]
 )
 def test_a_phone_that_cannot_be_used_is_unreachable(phone: Phone, artifact: Artifact, state: str, said: str) -> None:
     phone.set(**{"is": state})

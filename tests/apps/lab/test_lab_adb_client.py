@@ -21,10 +21,7 @@ from edgekit.artifact.artifact import Artifact
 from edgekit.errors import DeviceUnreachable, WorkloadFailed
 
 ADB = shutil.which("adb")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(ADB is None, reason="needs the real client: apt install adb"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(ADB is None, reason="needs the real client: apt install adb")]
 Plug = Callable[..., AdbDevice]
 
 

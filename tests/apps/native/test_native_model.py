@@ -314,11 +314,7 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
     ],
 )
 def test_a_plan_that_is_not_supported_is_refused_by_name(
-    library: NativeLibrary,
-    demo_artifact: Path,
-    tmp_path: Path,
-    change: Callable[[dict[str, Any]], None],
-    reason: str,
+    library: NativeLibrary, demo_artifact: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(demo_artifact, folder)

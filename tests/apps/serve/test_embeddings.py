@@ -12,6 +12,7 @@ import numpy as np
 import ollama
 import openai
 import pytest
+from click.testing import CliRunner
 from fake_artifacts import install, make_artifact
 from runtimes import codec, make_runtime
 from serving import Served, SlowEngine, eventually, serving
@@ -20,6 +21,7 @@ from tiny_models import artifact_of
 
 import edgekit
 from edgekit.apps.serve import on_demand
+from edgekit.cli import command
 from edgekit.model.parts import Reranking
 from edgekit.testing import FakeEngine
 
@@ -99,8 +101,12 @@ def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path
     with edgekit.open(artifact) as runtime:
         texts, long = ["the cat", "a dog ran"], "the cat " * 90
         expected, cut = runtime.embed(texts), runtime.embed([long], truncate=True)
+    talk = CliRunner().invoke(command, ["chat", str(artifact)])
+    assert f"an encoder writes no text; use `edgekit embed {artifact} FILE`" in str(talk.exception)
     models = {"tiny": make_runtime(), "bert": on_demand(artifact)}
     with serving(models, ollama=True, memory=8 << 30) as served:
+        listed = httpx.get(f"{served.v1}/models").json()["data"]
+        assert [each["capabilities"] for each in listed] == [["completion"], ["embedding"]]
         client = ollama.Client(host=served.url)
         found = client.embed("bert", texts)
         assert np.array_equal(np.array(found.embeddings, np.float32), expected)

@@ -109,10 +109,7 @@ def test_what_clients_send_and_mean_nothing_by_is_taken(served: Served) -> None:
 
 
 REFUSED: dict[str, tuple[str, Any]] = {
-    "a huge temperature": (
-        "/api/generate",
-        {"model": "tiny", "prompt": "a", "options": {"temperature": 10**400}},
-    ),
+    "a huge temperature": ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"temperature": 10**400}}),
     "a huge keep_alive": ("/api/generate", {"model": "tiny", "prompt": "a", "keep_alive": 10**400}),
     "NaN": ("/v1/responses", b'{"input": "a", "metadata": {"a": NaN}}'),
     "Infinity": ("/v1/responses", b'{"input": "a", "tool_choice": {"type": "function", "name": "f", "x": -Infinity}}'),

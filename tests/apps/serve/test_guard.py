@@ -15,6 +15,7 @@ from serving import Served, serving
 from edgekit.apps.serve.application import routes_of
 from edgekit.apps.serve.guard import PUBLIC
 from edgekit.apps.serve.keys import read_keys
+from edgekit.apps.serve.page import PATHS
 from edgekit.apps.serve.server import check_exposure
 from edgekit.apps.serve.service import Service
 from edgekit.apps.serve.settings import ServerSettings
@@ -65,7 +66,7 @@ def test_every_path_but_health_needs_a_key(keyed: Served, method: str, path: str
     answer = httpx.request(
         method, keyed.url + path.replace("{name:path}", "tiny"), json=CHAT if method == "POST" else None
     )
-    if path in PUBLIC or path in ("/", "/page.js", "/page.css"):
+    if path in PUBLIC | PATHS:
         assert answer.status_code == 200
     else:
         assert answer.status_code == 401

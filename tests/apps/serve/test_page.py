@@ -9,19 +9,22 @@ from pathlib import Path
 import httpx
 import pytest
 from browser import Browser, browser, chromium
-from runtimes import make_runtime
+from runtimes import codec, make_runtime
 from serving import Served, SlowEngine, eventually, serving
 
 from edgekit.apps.serve.application import ROUTES
+from edgekit.apps.serve.page import PATHS
+from edgekit.runtime.generation.chat_template import ChatTemplate
+from edgekit.testing import FakeEngine
 
 
 def test_the_page_loads_only_its_own_files() -> None:
     with serving() as served:
-        for path in ("/", "/page.js", "/page.css"):
+        for path in PATHS:
             answer = httpx.get(served.url + path)
             assert answer.status_code == 200
             assert "default-src 'none'" in answer.headers["content-security-policy"]
-            assert not re.search(r"https?://|//[a-z]|innerHTML|eval\(|style=|onclick", answer.text.replace("// A", ""))
+            assert not re.search(r"https?://|[\"'(]//[a-z]|innerHTML|eval\(|style=|onclick=", answer.text)
     with serving(page=False) as served:
         assert httpx.get(served.url).status_code == 404
     with serving(page=False, ollama=True) as served:
@@ -38,10 +41,18 @@ def test_every_body_that_is_read_is_described() -> None:
         assert names <= set(document["components"]["schemas"])
 
 
+def texts(tab: Browser, selector: str) -> list[str]:
+    found: list[str] = tab.value(f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)")
+    return found
+
+
 def written(tab: Browser) -> list[str]:
     """The texts of the answers on the page."""
-    found: list[str] = tab.value("[...document.querySelectorAll('article.assistant')].map((each) => each.textContent)")
-    return found
+    return texts(tab, "article.assistant .content")
+
+
+def press(tab: Browser, selector: str) -> None:
+    tab.value(f"document.querySelector({selector!r}).click()")
 
 
 def is_running(tab: Browser) -> bool:
@@ -55,33 +66,57 @@ def send(tab: Browser, text: str, **fields: object) -> None:
     tab.value("document.getElementById('form').requestSubmit()")
 
 
-@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+needs_a_browser = pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+
+
+@needs_a_browser
 def test_the_page_chats_in_a_browser() -> None:
-    with serving({"tiny": make_runtime(SlowEngine(0.01)), "other": make_runtime()}) as served, browser() as tab:
+    encoder = FakeEngine(vocabulary=codec().vocabulary)
+    encoder.capabilities = encoder.capabilities.model_copy(update={"generates": False})
+    models = {"tiny": make_runtime(SlowEngine(0.01)), "encoder": make_runtime(encoder), "other": make_runtime()}
+    with serving(models) as served, browser() as tab:
         tab.visit(served.url)
-        eventually(lambda: tab.value("document.getElementById('model').options.length") == 2)
+        eventually(lambda: texts(tab, "#model option") == ["tiny", "other"])  # an encoder writes no text
         chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat"}]
         mine = served.runtime.chat(chat, max_tokens=20, temperature=1.0, seed=3).text
         asked = {"system": "be brief", "seed": 3, "temperature": 1, "tokens": 20}
+        figures = r"20 written, first token after \d+ ms, [\d.]+ tokens/s, \d+ MiB of memory"
         for _ in range(2):  # a seed gives the same text again
             send(tab, "the cat", **asked)
             eventually(lambda: written(tab) and not is_running(tab))
-            assert written(tab) == [mine]
-            figures = tab.value("document.getElementById('figures').textContent")
-            assert re.search(r"20 written, first token after \d+ ms, [\d.]+ tokens/s, \d+ MiB of memory", figures)
-            tab.value("document.getElementById('reset').click()")
+            assert json.dumps(mine, ensure_ascii=False) in tab.value("Object.values(localStorage).join()")
+            eventually(lambda: re.search(figures, texts(tab, "#figures")[0]))
+            press(tab, "#reset")
             assert written(tab) == []
         send(tab, "the cat", **{**asked, "tokens": 400})
         eventually(lambda: written(tab) and len(written(tab)[0]) > 5)
         before = len(written(tab)[0])
         eventually(lambda: len(written(tab)[0]) > before)  # it streams
         assert is_running(tab)
-        tab.value("document.getElementById('stop').click()")
+        press(tab, "#stop")
         eventually(lambda: not is_running(tab) and served.service.admission.active == 0)
         eventually(lambda: served.runtime.metrics().finished.get("cancelled") == 1)
-        assert written(tab)[0]
+        assert written(tab)[0] and texts(tab, ".note") == ["Stopped."]
         assert all(url.startswith((served.url, "data:")) for url in tab.requested())
         assert tab.complaints() == []  # the policy for content was kept
+
+
+@needs_a_browser
+def test_the_page_shows_markdown_safely_and_keeps_a_conversation_through_faults() -> None:
+    runtime = make_runtime(SlowEngine(0.01))
+    runtime.template = ChatTemplate({"default": "{{ messages[-1].content }}<think>"}, {})
+    with serving({"tiny": runtime}) as served, browser() as tab:
+        tab.visit(served.url)
+        eventually(lambda: texts(tab, "#model option"))
+        tab.value(Path(__file__).with_name("page_checks.js").read_text())
+        eventually(lambda: tab.value("checked") is not None, 60)
+        assert tab.value("checked") == "right"
+        before = texts(tab, "article")
+        tab.visit(served.url)
+        assert texts(tab, "article") == before and len(before) == 2
+        for _ in range(2):  # the second press deletes
+            press(tab, "#list button:last-child")
+        assert texts(tab, "article") == [] and texts(tab, "#list li") == []
 
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana_dashboard.json"

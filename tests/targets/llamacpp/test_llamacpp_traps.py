@@ -22,14 +22,7 @@ from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
-from edgekit.errors import (
-    ContextExceeded,
-    DamagedArtifact,
-    EdgekitError,
-    InvalidInput,
-    TargetFailed,
-    Unsupported,
-)
+from edgekit.errors import ContextExceeded, DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, Unsupported
 from edgekit.testing.check_engine import check_threads_change_between_calls
 from edgekit.testing.judging import Judge
 

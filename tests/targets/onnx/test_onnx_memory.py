@@ -440,12 +440,7 @@ def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home
 
 @pytest.mark.parametrize(("size", "name"), [(0, "edgekit.slow"), (1 << 40, "edgekit")])
 def test_packing_says_what_it_does_once_and_commands_show_what_is_large(
-    sealed: Model,
-    home: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
-    name: str,
+    sealed: Model, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int, name: str
 ) -> None:
     monkeypatch.setattr(packed, "_SAID_BYTES", size)
     caplog.set_level("INFO", logger="edgekit")

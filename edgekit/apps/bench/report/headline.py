@@ -131,7 +131,8 @@ def _figures(speed: _Speed) -> tuple[Figure, ...]:
         figures.append(Figure("Private memory", show_bytes(private), "of the whole process"))
     elif private is not None and predicted is not None:
         share = private / predicted.private_bytes
-        detail = f"predicted {show_bytes(predicted.private_bytes)} ({share - 1:+.0%})"
+        most = show_bytes(predicted.private_bytes)
+        detail = f"within {most}" if share <= 1 else f"predicted {most} ({share - 1:+.0%})"  # a bound, which may hold
         verdict = "good" if share <= _LARGER else "fair" if share <= _MUCH_LARGER else "poor"
         figures.append(Figure("Private memory", show_bytes(private), detail, verdict))
     return tuple(figures)

@@ -184,7 +184,7 @@ def memory_table(measurements: Sequence[Measurement]) -> Table:
     counters = ", ".join(dict.fromkeys(one.memory.peak_counter for one in measurements if one.memory.peak_bytes))
     return Table(
         "Memory and loading",
-        ("subject", "workload", "private", "predicted private", "off by", "peak", "predicted total", "PSS", "load",
+        ("subject", "workload", "private", "predicted private", "against it", "peak", "predicted total", "PSS", "load",
          "first load"),
         tuple(rows),
         f"Of the subject's whole process. Private is RssAnon; peak is {counters or 'not known'} and includes mapped "
@@ -194,7 +194,9 @@ def memory_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def _difference(measured: int | None, predicted: int | None) -> str:
-    return f"{measured / predicted - 1:+.0%}" if measured and predicted else ""
+    if not measured or not predicted:
+        return ""
+    return "within" if measured <= predicted else f"{measured / predicted - 1:+.0%}"
 
 
 def classes_table(measurements: Sequence[Measurement]) -> Table:
