@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # What an export reads, besides its target.
 EXPORTS = tuple(f"edgekit/{part}" for part in ("common", "contracts", "enginekit", "formats", "model", "quant"))
 VENDORS = ("torch", "transformers", "onnx", "onnxruntime", "mlx", "mlx-lm", "executorch", "torchao", "xllamacpp")
+HEAVY_MODULES = {name.replace("-", "_") for name in VENDORS} | {"onnx_ir", "llama_cpp", "optimum", "scipy"}
 # Read before tests change the environment; it holds what other sources made until a day has passed.
 _PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit-tests"
 _A_DAY_S = 24 * 3600

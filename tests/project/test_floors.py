@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kept import HEAVY_MODULES
+
 ROOT = Path(__file__).parents[2]
 
 # From the bottom up. Folders of one floor do not import each other.
@@ -38,20 +40,6 @@ SEEN_BY_TARGETS = {"errors", "common", "formats", "model", "contracts", "quant",
 PURE = {"errors", "formats", "model", "contracts", "enginekit", "planner"}
 PURE_BUT_FOR_DOWNLOADS = "edgekit.model.source"
 OUTSIDE = {"socket", "time", "requests", "urllib", "subprocess", "huggingface_hub"}
-VENDORS = {
-    "torch",
-    "transformers",
-    "onnxruntime",
-    "onnx",
-    "onnx_ir",
-    "mlx",
-    "mlx_lm",
-    "executorch",
-    "xllamacpp",
-    "llama_cpp",
-    "torchao",
-    "optimum",
-}
 WEB = {"starlette", "uvicorn", "h11"}  # of the extra `serve`, for its app only
 MOST_LINES = 600
 
@@ -132,7 +120,7 @@ def test_pure_folders_touch_no_network_clock_or_vendor_library() -> None:
     for module in EACH:
         if folder_of(module) in PURE and module != PURE_BUT_FOR_DOWNLOADS:
             found = {(each.line, each.name.partition(".")[0]) for each in imports_of(MODULES[module])}
-            assert not [(module, line, name) for line, name in found if name in OUTSIDE | VENDORS]
+            assert not [(module, line, name) for line, name in found if name in OUTSIDE | HEAVY_MODULES]
 
 
 def test_only_the_server_imports_a_web_framework() -> None:

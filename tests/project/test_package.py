@@ -18,6 +18,7 @@ from pathlib import Path
 import arm64
 import numpy as np
 import pytest
+from kept import HEAVY_MODULES
 from packaging.utils import canonicalize_name
 from planted_lines import FAULTS
 
@@ -77,22 +78,6 @@ def test_both_extras_of_the_onnx_target_bring_the_same_but_for_the_runtime() -> 
     assert declared["onnx"] - {"onnxruntime"} == declared["cuda"] - {"onnxruntime-gpu"}
 
 
-HEAVY = {
-    "torch",
-    "transformers",
-    "onnxruntime",
-    "onnx",
-    "onnx_ir",
-    "mlx",
-    "mlx_lm",
-    "executorch",
-    "xllamacpp",
-    "torchao",
-    "optimum",
-    "scipy",
-}
-
-
 _PROBE = """
 import json, sys, time
 start = time.process_time()
@@ -112,20 +97,20 @@ def probe(code: str, cwd: Path) -> tuple[float, set[str]]:
 
 def test_importing_edgekit_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
     runs = [probe("import edgekit", tmp_path) for _ in range(3)]
-    assert not runs[0][1] & (HEAVY | {"numpy", "rich", "click"})
+    assert not runs[0][1] & (HEAVY_MODULES | {"numpy", "rich", "click"})
     assert min(spent for spent, _ in runs) < 0.15
 
 
 @pytest.mark.parametrize("name", ["onnx", "mlx", "llamacpp", "executorch"])
 def test_loading_a_target_loads_no_vendor_library(name: str, tmp_path: Path) -> None:
     _, modules = probe(f"from edgekit.plugins import load_target; load_target({name!r}).missing()", tmp_path)
-    assert not modules & HEAVY
+    assert not modules & HEAVY_MODULES
 
 
 def test_planning_loads_no_vendor_library(tmp_path: Path) -> None:
     code = "from edgekit.planner.make import make_plans; make_plans('demo', ['pixel-9', 'macbook-m4-16gb'])"
     _, modules = probe(code, tmp_path)
-    assert not modules & HEAVY
+    assert not modules & HEAVY_MODULES
 
 
 def test_the_public_names_of_edgekit() -> None:
