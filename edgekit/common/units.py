@@ -1,4 +1,4 @@
-"""Sizes as text: `1.5GiB` to bytes and back."""
+"""Sizes as text: `1.5GiB` to bytes and back; and the precision of predictions."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def show_bytes(count: float) -> str:
             return f"{sign}{size:.0f} {unit}" if unit == "B" else f"{sign}{size:.3g} {unit}"
         size /= 1024
     return f"{sign}{size:.3g} TiB" if size < 999.5 else f"{sign}{size:.0f} TiB"
+
+
+def rounded(value: float) -> float:
+    """Round to three significant figures, the precision of a prediction."""
+    return float(f"{value:.3g}")

@@ -103,6 +103,9 @@ class SpeedFacts(Frozen):
     source: Text
 
 
+DEFAULT_CONTEXT = 8192  # tokens, without a requested context and if the model has as many positions
+PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context
+
 # The classes of memory in display order, as fields of `Estimate`. The disk is none of them.
 CLASSES = {
     "mapped_weights_bytes": "mapped weights",

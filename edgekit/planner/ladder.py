@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.plan import DEFAULT_CONTEXT
 from edgekit.errors import InvalidInput
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.request import DEFAULT_CONTEXT, PlanRequest
+from edgekit.planner.request import PlanRequest
 
 WINDOWS = (8192, 4096, 2048, 1024, 512)
 SINKS = 4

@@ -15,7 +15,6 @@ from edgekit.common.parsing import read_yaml
 from edgekit.contracts.recipe import Recipe, named_recipe
 
 Prefer = Literal["balanced", "speed", "memory", "quality"]
-DEFAULT_CONTEXT = 8192  # tokens, without a requested context and if the model has as many positions
 
 
 def find_recipe(name: str) -> Recipe:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.common.units import show_bytes
+from edgekit.common.units import rounded, show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedNumber
-from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
+from edgekit.contracts.plan import PROMPT_TOKENS, MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.contracts.target import Offer
 from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_weight_bytes
 from edgekit.model.spec import ModelSpec
 
-PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context
 _ORIGINS = {"measured": "from the bandwidth measured here", "documented": "this chip with another engine"}
 # Two phones with one chip and one engine differ by up to 20 % in one table: Galaxy S22 and S22 Ultra, iPhone 15 and
 # 15 Plus (huggingface/optimum-executorch README). What is timed here repeats within 10 %.
@@ -119,8 +118,3 @@ def _compute(device: DeviceProfile, facts: SpeedFacts, recipe: Recipe) -> tuple[
         if figure is not None:
             return figure.value * 1e12 * share, f"{figure.value:g} T{kind} operations a second × {share:g}"
     return None, ""
-
-
-def rounded(value: float) -> float:
-    """Round to three significant figures, the precision of a prediction."""
-    return float(f"{value:.3g}")

@@ -7,18 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edgekit import ModelSpec, Recipe
+from edgekit import Codec, ModelSpec, Recipe, read_codec
 from edgekit.apps.handover.fp8 import round_activations, round_cache
 from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs, round_inputs
 from edgekit.apps.handover.server_plan import ActivationFormat, ServerPlan
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
-from edgekit.model.tokenizer_file import read_tokenizer
 from edgekit.quant import reference_decoder
 
 if TYPE_CHECKING:
     import torch
-    from tokenizers import Tokenizer
 
 PROMPTS = (
     "The capital of France is",
@@ -91,8 +89,8 @@ def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progre
     spec, kv_format, ignore = weights.model, plan.kv_format, reference_decoder.ignore
     observe = input_rounding(spec, weights.recipe, plan.activation_format)
     observe_cache = round_cache if kv_format == "fp8" else ignore
-    tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
-    prompts = [list(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    codec = read_codec(weights.folder)
+    prompts = [codec.encode(prompt, add_special_tokens=True) for prompt in PROMPTS]
     answers: list[list[ReferenceStep]] = [[] for _ in prompts]
     is_held = 4 * spec.parameters <= _HELD_BYTES
     get_tensor = cache(weights.tensor) if is_held else weights.tensor
@@ -108,7 +106,7 @@ def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progre
         )
         for given, ids, scores in zip(answers, so_far, logits, strict=True):
             if not (given and given[-1].token in spec.eos_ids):
-                given.append(_step(tokenizer, given, scores[len(ids) - 1]))
+                given.append(_step(codec, given, scores[len(ids) - 1]))
     progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
     is_rounded = observe is not ignore or observe_cache is not ignore
     return ServerReference(
@@ -122,13 +120,13 @@ def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progre
     )
 
 
-def _step(tokenizer: Tokenizer, given: list[ReferenceStep], scores: torch.Tensor) -> ReferenceStep:
+def _step(codec: Codec, given: list[ReferenceStep], scores: torch.Tensor) -> ReferenceStep:
     """Return the best next token with its margin."""
     best = scores.log_softmax(-1).topk(2)
     token = int(best.indices[0])
     return ReferenceStep(
         token=token,
-        text=tokenizer.decode([*(each.token for each in given), token]),
+        text=codec.decode([*(each.token for each in given), token]),
         log_probability=float(best.values[0]),
         margin=float(best.values[0] - best.values[1]),
     )

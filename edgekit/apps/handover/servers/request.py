@@ -7,11 +7,15 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from edgekit import Recipe
+from edgekit import Recipe, find_recipe
 from edgekit.apps.handover.server_plan import ActivationFormat, KVFormat, ServerName
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
-from edgekit.planner.request import parse_recipe
+
+
+def _recipe(value: object) -> object:
+    """Turn the name or the file of a recipe into the recipe."""
+    return find_recipe(value) if isinstance(value, str) else value
 
 
 class ServerRequest(Frozen):
@@ -33,7 +37,7 @@ class ServerRequest(Frozen):
     max_first_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Most seconds to the first token of a 512-token prompt (or half the context)."
     )
-    recipe: Annotated[Recipe | None, BeforeValidator(parse_recipe), Option(short="r")] = Field(
+    recipe: Annotated[Recipe | None, BeforeValidator(_recipe), Option(short="r")] = Field(
         default=None,
         description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; by default the"
         " recipe of the neutral weights, else balanced.",

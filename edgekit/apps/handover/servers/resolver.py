@@ -19,10 +19,9 @@ from edgekit.apps.handover.servers.ranks import Load, ServerSubject, group_that_
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.table import layout_table
 from edgekit.common.units import show_bytes
-from edgekit.contracts.plan import Failure, Violation
+from edgekit.contracts.plan import DEFAULT_CONTEXT, Failure, Violation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, InvalidInput, quote_short
-from edgekit.planner.request import DEFAULT_CONTEXT
 
 _CONTEXT_STEP = 256
 

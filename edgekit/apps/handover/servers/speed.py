@@ -6,8 +6,9 @@ from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpus import GpuProfile
 from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerSpeed
 from edgekit.apps.handover.servers.ranks import Load, kv_bits, rank_model
+from edgekit.common.units import rounded
+from edgekit.contracts.plan import PROMPT_TOKENS
 from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_share
-from edgekit.planner.speed import PROMPT_TOKENS, rounded
 
 # A prior, not measured here: servers reach about these shares of a data sheet's figures.
 _BANDWIDTH_SHARE, _COMPUTE_SHARE, _LINK_SHARE = 0.7, 0.5, 0.7
