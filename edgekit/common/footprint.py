@@ -54,12 +54,11 @@ def private_bytes_now() -> int:
 
 def pages_touched() -> int | None:
     """Return how many pages of memory this thread has touched first, to subtract; None if the OS does not report it."""
-    try:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    except (ImportError, AttributeError, OSError):
+    if sys.platform != "linux":
         return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def footprint_of(process: int | str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -111,10 +112,11 @@ def _layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, 
 
 
 def _reserve(handle: int, count: int) -> None:
+    if sys.platform != "linux":
+        os.ftruncate(handle, count)  # macOS has no fallocate; the free space was checked above
+        return
     try:
         os.posix_fallocate(handle, 0, count)
-    except AttributeError:
-        os.ftruncate(handle, count)  # macOS has no fallocate; the free space was checked above
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,7 @@ def anonymous(size: int) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if sys.platform == "linux":
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
 

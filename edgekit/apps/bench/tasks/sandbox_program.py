@@ -129,7 +129,7 @@ def drop_privileges() -> None:
     for capability in range(64):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails after the kernel's last capability
     call("no new privileges", _libc.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and sys.platform == "linux":
         # The kernel does not enforce the limit of processes on root.
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
