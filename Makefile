@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # Hundreds of tests start Python; without compiled modules each start takes half a second more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs wheel kernels test test-all test-arm64 native-wheels check fuzz soak format clean
+.PHONY: demo docs wheel wheel-with-kernels kernels test test-all test-arm64 native-wheels check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -41,6 +41,10 @@ docs: .venv/.with-docs
 # The wheel, in dist. A release names its repository: PROJECT_URL=https://HOST/OWNER/NAME make wheel
 wheel: .venv/.with-dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+# The same with the onnx target's compiled operators, for x86-64 Linux.
+wheel-with-kernels: .venv/.with-dev kernels
+	EDGEKIT_WHEEL_KERNELS=$(abspath $(KERNELS_BUILD))/libedgekit_kernels.so $(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 # The onnx target's own products and attention for x86-64, which sessions use once the library is there: only roundings
 # that are asked for are fused, so that every path gives the same bits.

@@ -1,16 +1,21 @@
-"""The README and the addresses that the package index shows; hatchling calls this when it builds a wheel.
+"""The README and the addresses that the package index shows, and compiled operators; hatchling calls this for a wheel.
 
 A release sets `PROJECT_URL` to the repository's address. The README's relative links then become absolute, to the pages
 of this version, and the package names its pages. Without it the links stay as they are and nothing is named.
+
+Where `EDGEKIT_WHEEL_KERNELS` names the library of the onnx target's operators, the wheel has it and is for its machine;
+otherwise it is for every machine, and onnxruntime's own operators serve.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 RELATIVE_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?![a-z]+:|#)(?P<path>[^)\s]+)\)")
@@ -47,3 +52,16 @@ class PackagePage(MetadataHookInterface):
                 "Issues": f"{address}/issues",
             }
         metadata["readme"] = {"content-type": "text/markdown", "text": readme}
+
+
+class CompiledOperators(BuildHookInterface[Any]):
+    """Add the library that `EDGEKIT_WHEEL_KERNELS` names, and the tag of the machines that can load it."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        library = os.environ.get("EDGEKIT_WHEEL_KERNELS")
+        if library and version == "standard":
+            from edgekit.apps.native.wheel import oldest_glibc
+
+            build_data["force_include"][library] = "edgekit_onnx/kernels/build/libedgekit_kernels.so"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-manylinux_2_{oldest_glibc(Path(library))}_{platform.machine()}"

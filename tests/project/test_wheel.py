@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -165,3 +166,21 @@ def test_without_an_address_the_package_names_none() -> None:
     page = package_page("")
     assert not page.get("urls")
     assert page["readme"]["text"] == (ROOT / "README.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None or sys.platform != "linux", reason="needs a C++ compiler on Linux")
+def test_a_wheel_with_compiled_operators_is_for_their_machine(wheel: Path, tmp_path: Path) -> None:
+    library = tmp_path / "operators.so"
+    subprocess.run(
+        ["c++", "-shared", "-x", "c++", "-", "-o", library],
+        input=b"#include <cstdlib>\nint number() { return rand(); }",
+        check=True,
+    )
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    environment = {**os.environ, "EDGEKIT_WHEEL_KERNELS": str(library)}
+    subprocess.run(build, check=True, capture_output=True, env=environment)
+    (made,) = tmp_path.glob("*.whl")
+    assert re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", made.name) and wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(made) as ours, zipfile.ZipFile(wheel) as theirs:
+        place = "edgekit_onnx/kernels/build/libedgekit_kernels.so"
+        assert ours.read(place) == library.read_bytes() and place not in theirs.namelist()
