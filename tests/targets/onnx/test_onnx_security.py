@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
+import numpy as np
 import onnx
 from edgekit_onnx import OnnxTarget, audit, sessions
 from edgekit_onnx.export import FAST
@@ -97,6 +99,23 @@ def bomb(model: Graph, files: Path) -> None:
     model.graph.node.append(onnx.helper.make_node("Tile", ["input_ids", "repeats"], ["huge"]))
 
 
+def computed(*nodes: Sequence[str], last: bool = True) -> Change:
+    """Let nodes (operator, inputs, output) compute from small constants before what the graph has."""
+
+    def change(model: Graph, files: Path) -> None:
+        axes = {"first": [512, 1, 1], "second": [1, 512, 1], "third": [1, 1, 512], "axis": [1], "far": [], "zero": []}
+        for name, shape in {**axes, "one": []}.items():
+            count = math.prod(shape)
+            numbers = [{"far": 1 << 40, "zero": 0}.get(name, 1)] * count
+            model.graph.initializer.append(
+                onnx.helper.make_tensor(name, 7, shape, np.array(numbers).tobytes(), raw=True)
+            )
+        for kind, *operands, made in nodes if last else reversed(nodes):
+            model.graph.node.append(onnx.helper.make_node(kind, operands, [made]))
+
+    return change
+
+
 def subgraph(model: Graph, files: Path) -> None:
     branch = onnx.helper.make_graph([], "branch", [], [])
     model.graph.node.append(onnx.helper.make_node("If", ["total"], [], then_branch=branch, else_branch=branch))
@@ -161,6 +180,18 @@ ATTACKS: dict[str, Change] = {
     "a negative dimension": dims(-1, 2, 16),
     "more dimensions than any weight": dims(1, 1, 1, 128, 2, 16),
     "a bomb of few bytes": bomb,
+    "a range of numbers": computed(("Range", "zero", "far", "one", "huge")),
+    "a range of a product": computed(
+        ("Shape", "input_ids", "sizes"), ("Mul", "sizes", "far", "many"), ("Range", "zero", "many", "one", "huge")
+    ),
+    "a range of no step": computed(
+        ("Shape", "input_ids", "sizes"), ("Gather", "sizes", "one", "many"), ("Range", "zero", "many", "zero", "huge")
+    ),
+    "constants along several axes": computed(("Add", "first", "second", "flat"), ("Add", "flat", "third", "huge")),
+    "a shape along several axes": computed(
+        ("Shape", "input_ids", "sizes"), ("Add", "sizes", "first", "one_way"), ("Add", "one_way", "second", "huge")
+    ),
+    "nodes out of order": computed(("Neg", "first", "less"), ("Add", "less", "one", "huge"), last=False),
     "a graph in a graph": subgraph,
     "operators of another domain": foreign,
     "a product that claims more outputs": attribute("MatMulNBits", "N", 1 << 20),
