@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import runtimes
 from native_tokenizers import MADE
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from unicode_classes import TABLE, members
 from unicode_normal_form import TABLE as TABLE_OF_FORMS, combining_classes, decompositions, table as table_of_forms
 from varied_texts import varied_texts
@@ -49,6 +50,53 @@ def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibra
 @pytest.mark.parametrize("name", MADE)
 def test_a_made_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, name: str) -> None:
     compare(library, MADE[name](), 300, seed=1)
+
+
+def test_added_tokens_that_overlap_are_found_as_by_the_tokenizers_library(library: NativeLibrary) -> None:
+    draw = random.Random(7)
+    for _ in range(60):
+        vendor = runtimes.byte_level()
+        texts = sorted({"".join(draw.choices("abé", k=draw.randrange(1, 7))) for _ in range(12)})
+        left, right, normalized = (draw.choices((True, False), k=len(texts)) for _ in range(3))
+        vendor.add_tokens(
+            [
+                AddedToken(text, lstrip=left[place], rstrip=right[place], normalized=normalized[place])
+                for place, text in enumerate(texts)
+            ]
+        )
+        native = library.read_tokenizer(vendor.to_str().encode())
+        for _ in range(40):
+            text = "".join(draw.choices("ab é", k=30))
+            assert native.encode(text) == vendor.encode(text, add_special_tokens=False).ids, text
+        native.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "text"),
+    [
+        (["a" * size + "\x01" for size in range(1, 1023)], "a"),
+        (["b" + "a" * size for size in range(2, 1023)], "ba"),
+        ([" "], " "),
+    ],
+    ids=["ends that never come", "every length", "spaces"],
+)
+def test_hostile_added_tokens_take_no_more_time_than_sound_ones(
+    library: NativeLibrary, texts: list[str], text: str
+) -> None:
+    """Each comparison at each place would take several hundred times as long."""
+
+    def seconds(vendor: Tokenizer) -> float:
+        native, taken = library.read_tokenizer(vendor.to_str().encode()), []
+        for _ in range(3):
+            began = time.process_time()
+            native.encode(text * 40_000)
+            taken.append(time.process_time() - began)
+        native.close()
+        return min(taken)
+
+    hostile = runtimes.byte_level()
+    hostile.add_tokens([AddedToken(each, lstrip=True, normalized=False) for each in texts])
+    assert seconds(hostile) < 10 * seconds(runtimes.byte_level())
 
 
 def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> None:
@@ -100,6 +148,10 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
     return json.dumps(described).encode()
 
 
+def long_tokens(first: int) -> list[dict[str, Any]]:
+    return [{"id": place, "content": f"{place:01000}"} for place in range(first, first + 1100)]
+
+
 def template_of(special: str) -> dict[str, Any]:
     """A template of a special token that it does not describe."""
     return {
@@ -123,6 +175,7 @@ def template_of(special: str) -> dict[str, Any]:
         (lambda each: each["model"]["vocab"].update(twice=5), "have the same id"),
         (lambda each: each["added_tokens"][-1].update(single_word=True), "with single_word"),
         (lambda each: each["added_tokens"][-1].update(id=3), "has the id 3"),
+        (lambda each: each.update(added_tokens=long_tokens(len(each["model"]["vocab"]))), "have too many bytes"),
         (lambda each: each.update(post_processor=template_of("\nx")), "^ x: is missing$"),
     ],
 )
