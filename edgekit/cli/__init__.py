@@ -19,8 +19,9 @@ import click
 from edgekit.errors import DoesNotFit, EdgekitError, Unsupported, near_names, printable, quote_short
 from edgekit.plugins import foreign_package_in, installed_commands, is_of_edgekit
 
+_OUT_OF_MEMORY = "out of memory; close other programs, or choose a smaller model or context"
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
-_NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 # Each command with its one line of help: importing all of them takes a second.
 GROUPS = {
     "Use a model": {
@@ -192,12 +193,14 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _end("an argument is not valid UTF-8; type it again")
     except MemoryError:
-        _end("out of memory; close other programs, or choose a smaller model or context")
+        _end(_OUT_OF_MEMORY)
     except RuntimeError as error:
         if str(error) != NO_THREAD:
             _end_or_raise(error)
         _end(f"{error}; this user's limit is reached (`ulimit -u`)")
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            _end(_OUT_OF_MEMORY)
         if error.filename is not None:
             name = quote_short(os.fsdecode(error.filename), 200)
             _end(f"{name}: {error.strerror}; check the path and its permissions")

@@ -37,8 +37,7 @@ from edgekit_onnx.layout import (
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
-_MAX_FOLDED_ITEMS = 4096  # of one node
-_MAX_RANK = 8
+_MAX_FOLDED_ITEMS, _MAX_RANK = 4096, 8
 _MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 64, 24
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
@@ -48,7 +47,6 @@ _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
 _OPERATORS |= {"MoE", "QMoE", "Relu", "ReduceSum", "Softmax", "TopK"}
 _OPERATORS |= {"Range", "RotaryEmbedding"}  # the kernel refuses positions beyond its tables
-_FIRST, _STEP = (0).to_bytes(8, "little"), (1).to_bytes(8, "little")
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
@@ -142,8 +140,7 @@ class _Graph:
         self.plan, self.part, self.place, self.data_bytes = plan, part, place, data_bytes
         self.numbers = _FLOAT16 if plan.backend == "cuda" else _FLOAT
         self.shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self.inline: dict[str, bytes] = {}
-        self.kinds: dict[str, str] = {}  # of inputs and of what nodes compute: the operator
+        self.kinds: dict[str, str] = {}  # of each value: what it is, or the operator that computes it
         self.folded: dict[str, float] = {}  # the most items of a value that onnxruntime can compute as it loads
 
     def refuse(self, what: str) -> DamagedArtifact:
@@ -180,7 +177,7 @@ class _Graph:
         layers += 0 if self.part is None else self.part.stop - self.part.start
         if len(graph.node) > layers * _MAX_NODES_A_LAYER + _MAX_OTHER_NODES:
             raise self.refuse(f"has {len(graph.node)} nodes for {layers} layers")
-        self.kinds = dict.fromkeys((value.name for value in graph.input), "input")
+        self.kinds |= dict.fromkeys((value.name for value in graph.input), "input")
         self.folded = {name: math.prod(dims) for name, (_, dims) in self.shapes.items()}
         for node in graph.node:
             self._node(node)
@@ -202,7 +199,7 @@ class _Graph:
                 f"tensor {quote_short(name)} needs {quote_short(needed)} bytes and holds {len(tensor.raw_data)}"
             )
         self.shapes[name] = (tensor.data_type, dims)
-        self.inline[name] = tensor.raw_data
+        self.kinds[name] = {bytes(8): "zero", b"\1" + bytes(7): "one"}.get(tensor.raw_data, "constant")
 
     def _external(self, tensor: Any, needed: int) -> None:
         """Refuse external data unless it is a range of exactly the needed bytes inside the artifact's data file."""
@@ -296,32 +293,23 @@ class _Graph:
             self._linear_attention(node, options)
 
     def _check_folding(self, node: Any) -> None:
-        """Bound what onnxruntime computes from constants and known shapes as it loads: bytes could become gigabytes.
-
-        A result of one operand is no larger than it; one of several has at most the product of their items.
-        """
+        """Bound what onnxruntime computes from constants and known shapes as it loads: bytes could become gigabytes."""
         operands = [name for name in node.input if name]
-        if any(name not in self.kinds and name not in self.folded for name in operands):
+        kinds = [self.kinds.get(name) for name in operands]
+        if None in kinds:
             raise self.refuse(f"node {quote_short(node.name)} takes what no node before it computes")
+        if node.op_type == "Range" and kinds != ["zero", "axis", "one"]:
+            raise self.refuse(f"range {quote_short(node.name)} does not count an axis")
+        # A result of one operand is no larger than it, one of several at most the product; not a number: known later.
         counts = [self.folded.get(name, math.nan) for name in operands]
         most = counts[0] if len(counts) == 1 else math.prod(count + 1 for count in counts)
-        if node.op_type == "Shape":
-            most = _MAX_RANK
-        elif node.op_type == "Range":
-            self._check_range(node)
-            most = math.inf  # as many as an axis has
+        if node.op_type in ("Shape", "Range"):  # a range has as many items as an axis
+            most = _MAX_RANK if node.op_type == "Shape" else math.inf
         elif len(counts) > 1 and most > _MAX_FOLDED_ITEMS:
             raise self.refuse(f"node {quote_short(node.name)} computes up to {most:,} items from constants alone")
-        is_axis = node.op_type == "Gather" and self.kinds.get(operands[0]) == "Shape"
+        is_axis = node.op_type == "Gather" and kinds[0] == "Shape"
         self.kinds |= dict.fromkeys(node.output, "axis" if is_axis else node.op_type)
-        if not math.isnan(most):
-            self.folded |= dict.fromkeys(node.output, most)
-
-    def _check_range(self, node: Any) -> None:
-        """Refuse a range unless it counts an axis from zero in steps of one."""
-        first, count, step = node.input
-        if (self.inline.get(first), self.inline.get(step)) != (_FIRST, _STEP) or self.kinds.get(count) != "axis":
-            raise self.refuse(f"range {quote_short(node.name)} does not count an axis")
+        self.folded |= dict.fromkeys(node.output, most)
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
         """Check that attributes agree with the weights' shapes, because the kernel trusts them."""

@@ -100,7 +100,8 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
         )
     source = graph if isinstance(graph, bytes) else str(graph)
     with vendor_errors("onnx"):
-        session = onnxruntime.InferenceSession(source, chosen, providers=_with_fallback(provider))
+        # onnxruntime's own fallback would print to stdout.
+        session = onnxruntime.InferenceSession(source, chosen, providers=_with_fallback(provider), enable_fallback=0)
     if provider.name not in session.get_providers():
         raise TargetFailed(
             f"onnx: {provider.name} did not start and onnxruntime fell back to {', '.join(session.get_providers())}; "
