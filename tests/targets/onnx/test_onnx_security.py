@@ -100,7 +100,6 @@ def bomb(model: Graph, files: Path) -> None:
 
 
 def computed(*lines: str) -> Change:
-    """Add nodes that compute from small constants."""
     shapes = {"wide": [512, 1, 1], "high": [1, 512, 1], "deep": [1, 1, 512], "far": [], "zero": [], "one": []}
 
     def change(model: Graph, files: Path) -> None:
