@@ -228,6 +228,8 @@ def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
 
 
 def _accept_any_name() -> None:
-    """Escape characters that the encoding of stdout lacks, instead of failing."""
+    """Escape characters that the encoding of stdout lacks, instead of failing. End where one of both is closed."""
+    if sys.stdout is None or sys.stderr is None:
+        _end("standard output or error is closed; send it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
