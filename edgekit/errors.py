@@ -224,4 +224,6 @@ def vendor_errors(vendor: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # a panic of Rust code
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "Resource temporarily unavailable" in str(error):
+            lines = ["no thread could be started: this user's limit is reached (`ulimit -u`)"]
         raise TargetFailed(f"{vendor}: {lines[0][:300]}") from error

@@ -19,8 +19,9 @@ import click
 from edgekit.errors import DoesNotFit, EdgekitError, Unsupported, near_names, printable, quote_short
 from edgekit.plugins import foreign_package_in, installed_commands, is_of_edgekit
 
+_OUT_OF_MEMORY = "out of memory; close other programs, or choose a smaller model or context"
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
-_NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 # Each command with its one line of help: importing all of them takes a second.
 GROUPS = {
     "Use a model": {
@@ -193,12 +194,14 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _end("an argument is not valid UTF-8; type it again")
     except MemoryError:
-        _end("out of memory; close other programs, or choose a smaller model or context")
+        _end(_OUT_OF_MEMORY)
     except RuntimeError as error:
         if str(error) != NO_THREAD:
             _end_or_raise(error)
         _end(f"{error}; this user's limit is reached (`ulimit -u`)")
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            _end(_OUT_OF_MEMORY)
         if error.filename is not None:
             name = quote_short(os.fsdecode(error.filename), 200)
             _end(f"{name}: {error.strerror}; check the path and its permissions")
@@ -226,6 +229,8 @@ def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
 
 
 def _accept_any_name() -> None:
-    """Escape characters that the encoding of stdout lacks, instead of failing."""
+    """Escape characters that the encoding of stdout lacks, instead of failing. End where one of both is closed."""
+    if sys.stdout is None or sys.stderr is None:
+        _end("standard output or error is closed; send it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,20 @@ def usable_cores(allowed: int | None = None, read: ReadText = _read) -> UsableCo
     if quota < count:
         return UsableCores(max(1, -int(-quota // 1)), f"a CPU quota of {quota:g} cores ({file})")
     return UsableCores(max(1, count), "cores in this process's affinity mask")
+
+
+def check_threads(count: int) -> None:
+    """Start and end `count` threads. Raises Python's RuntimeError where the system refuses one: libraries may abort."""
+    end, threads = threading.Event(), []
+    try:
+        for _ in range(count):
+            threads.append(threading.Thread(target=end.wait, daemon=True))
+            threads[-1].start()
+    finally:
+        end.set()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
 
 
 def _quotas(read: ReadText) -> list[tuple[float, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,10 @@ def free_memory(read: ReadText = _read) -> Free | None:
     available = _field(read("/proc/meminfo") or "", "MemAvailable")
     if available is not None:
         limits.append(Free(bytes=available, source="MemAvailable"))
+    most = re.search(r"Max address space +(\d+) ", read("/proc/self/limits") or "")
+    used = _field(read("/proc/self/status") or "", "VmSize")
+    if most is not None and used is not None:
+        limits.append(Free(bytes=max(0, int(most[1]) - used), source="the limit of addresses (`ulimit -v`)"))
     for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
         names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         limit, used = (_number(read(f"{folder}/{name}")) for name in names)

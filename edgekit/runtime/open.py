@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.gguf_file import open_file
-from edgekit.common.cores import usable_cores
+from edgekit.common.cores import check_threads, usable_cores
 from edgekit.common.footprint import mapped_data_bytes, private_bytes_now, return_unused
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
@@ -85,6 +85,7 @@ def open_runtime(path: str | Path, options: OpenOptions) -> Runtime:
         before, mapped_before = private_bytes_now(), mapped_data_bytes()
         planned, plan = plan, target.adapt(plan)
         _check_smallest(plan, kv_config, limit, target)
+        check_threads(plan.threads)
         engine = target.open(
             planned.model_copy(update={"cache": policy}), artifact.weights or artifact.folder, exact=options.exact
         )

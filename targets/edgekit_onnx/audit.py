@@ -37,6 +37,7 @@ from edgekit_onnx.layout import (
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
+_MAX_FOLDED_ITEMS, _MAX_RANK = 4096, 8
 _MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 64, 24
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
@@ -139,6 +140,8 @@ class _Graph:
         self.plan, self.part, self.place, self.data_bytes = plan, part, place, data_bytes
         self.numbers = _FLOAT16 if plan.backend == "cuda" else _FLOAT
         self.shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.kinds: dict[str, str] = {}  # of each value: what it is, or the operator that computes it
+        self.folded: dict[str, float] = {}  # the most items of a value that onnxruntime can compute as it loads
 
     def refuse(self, what: str) -> DamagedArtifact:
         return DamagedArtifact(f"{self.place}: {what}; it was not written by this exporter: export again")
@@ -174,8 +177,11 @@ class _Graph:
         layers += 0 if self.part is None else self.part.stop - self.part.start
         if len(graph.node) > layers * _MAX_NODES_A_LAYER + _MAX_OTHER_NODES:
             raise self.refuse(f"has {len(graph.node)} nodes for {layers} layers")
+        self.kinds |= dict.fromkeys((value.name for value in graph.input), "input")
+        self.folded = {name: math.prod(dims) for name, (_, dims) in self.shapes.items()}
         for node in graph.node:
             self._node(node)
+            self._check_folding(node)
 
     def _tensor(self, tensor: Any) -> None:
         name, dims = tensor.name, tuple(tensor.dims)
@@ -193,6 +199,7 @@ class _Graph:
                 f"tensor {quote_short(name)} needs {quote_short(needed)} bytes and holds {len(tensor.raw_data)}"
             )
         self.shapes[name] = (tensor.data_type, dims)
+        self.kinds[name] = {bytes(8): "zero", b"\1" + bytes(7): "one"}.get(tensor.raw_data, "constant")
 
     def _external(self, tensor: Any, needed: int) -> None:
         """Refuse external data unless it is a range of exactly the needed bytes inside the artifact's data file."""
@@ -284,6 +291,25 @@ class _Graph:
             self._experts(node, options)
         if node.op_type == "LinearAttention":
             self._linear_attention(node, options)
+
+    def _check_folding(self, node: Any) -> None:
+        """Bound what onnxruntime computes from constants and known shapes as it loads: bytes could become gigabytes."""
+        operands = [name for name in node.input if name]
+        kinds = [self.kinds.get(name) for name in operands]
+        if None in kinds:
+            raise self.refuse(f"node {quote_short(node.name)} takes what no node before it computes")
+        if node.op_type == "Range" and kinds != ["zero", "axis", "one"]:
+            raise self.refuse(f"range {quote_short(node.name)} does not count an axis")
+        # A result of one operand is no larger than it, one of several at most the product; not a number: known later.
+        counts = [self.folded.get(name, math.nan) for name in operands]
+        most = counts[0] if len(counts) == 1 else math.prod(count + 1 for count in counts)
+        if node.op_type in ("Shape", "Range"):  # a range has as many items as an axis
+            most = _MAX_RANK if node.op_type == "Shape" else math.inf
+        elif len(counts) > 1 and most > _MAX_FOLDED_ITEMS:
+            raise self.refuse(f"node {quote_short(node.name)} computes up to {most:,} items from constants alone")
+        is_axis = node.op_type == "Gather" and kinds[0] == "Shape"
+        self.kinds |= dict.fromkeys(node.output, "axis" if is_axis else node.op_type)
+        self.folded |= dict.fromkeys(node.output, most)
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
         """Check that attributes agree with the weights' shapes, because the kernel trusts them."""

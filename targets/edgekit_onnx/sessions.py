@@ -90,7 +90,7 @@ def _share_activations() -> None:
 
 
 def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
-    """Open a session on `provider`. Raises `TargetFailed` if onnxruntime silently fell back to the CPU."""
+    """Open a session on `provider`. Raises `TargetFailed` where onnxruntime falls back to the CPU, silently or not."""
     import onnxruntime
 
     if provider.name not in onnxruntime.get_available_providers():
@@ -100,7 +100,7 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
         )
     source = graph if isinstance(graph, bytes) else str(graph)
     with vendor_errors("onnx"):
-        session = onnxruntime.InferenceSession(source, chosen, providers=_with_fallback(provider))
+        session = onnxruntime.InferenceSession(source, chosen, providers=_with_fallback(provider), enable_fallback=0)
     if provider.name not in session.get_providers():
         raise TargetFailed(
             f"onnx: {provider.name} did not start and onnxruntime fell back to {', '.join(session.get_providers())}; "

@@ -182,6 +182,8 @@ def test_a_closed_pipe_ends_a_command_silently() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) in (0, 1)
+    closed = subprocess.run(["sh", "-c", f"{sys.executable} -m edgekit devices >&-"], capture_output=True)
+    assert (closed.returncode, closed.stderr.count(b"\n")) == (2, 1)
 
 
 def test_control_characters_of_others_are_escaped(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_artifacts import install, make_artifact
@@ -207,8 +208,18 @@ def test_invalid_memory_options_are_refused(artifact: Path, asked: dict[str, Any
         edgekit.open(artifact, **asked)
 
 
+def test_refused_threads_end_no_process(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start")))
+    with pytest.raises(RuntimeError, match="can't start"):
+        edgekit.open(artifact)
+
+
 CGROUPS = {
     "no cgroup": ({"/proc/meminfo": "MemAvailable:    1000 kB\n"}, 1000 << 10),
+    "addresses": (
+        {"/proc/self/limits": "Max address space 600000 7 b\n", "/proc/self/status": "VmSize: 100 kB\n"},
+        497600,
+    ),
     "version 2": (
         {
             "/proc/meminfo": "MemAvailable:    1000 kB\n",

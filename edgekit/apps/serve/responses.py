@@ -307,7 +307,7 @@ class ResponseWriter:
 
     def _close(self) -> list[dict[str, Any]]:
         """Return the events that end the open item."""
-        item, self._item = self._item, self._item
+        item = self._item
         if item is None:
             return []
         if item["type"] == "function_call":

@@ -179,6 +179,12 @@ class DeadlineProtocol(H11Protocol):
         elif self._timer is None:
             self._arm()
 
+    def on_response_complete(self) -> None:
+        """Start the deadline of a request whose first bytes came while another was answered."""
+        super().on_response_complete()
+        if self.is_idle and self._timer is None and self.conn.trailing_data[0]:
+            self._arm()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadline."""
         self._disarm()

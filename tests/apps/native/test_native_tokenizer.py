@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import runtimes
 from native_tokenizers import MADE
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from unicode_classes import TABLE, members
 from unicode_normal_form import TABLE as TABLE_OF_FORMS, combining_classes, decompositions, table as table_of_forms
 from varied_texts import varied_texts
@@ -49,6 +50,31 @@ def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibra
 @pytest.mark.parametrize("name", MADE)
 def test_a_made_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, name: str) -> None:
     compare(library, MADE[name](), 300, seed=1)
+
+
+def test_added_tokens_that_overlap_are_found_as_by_the_tokenizers_library(library: NativeLibrary) -> None:
+    draw = random.Random(7)
+    for seed in range(60):
+        vendor = runtimes.byte_level()
+        for text in sorted({"".join(draw.choices("abé", k=draw.randrange(1, 7))) for _ in range(12)}):
+            left, right, normalized = draw.choices((True, False), k=3)
+            vendor.add_tokens([AddedToken(text, lstrip=left, rstrip=right, normalized=normalized)])
+        compare(library, vendor, 30, seed)
+
+
+@pytest.mark.parametrize("text", ["a", " "])
+def test_hostile_added_tokens_take_no_more_time_than_sound_ones(library: NativeLibrary, text: str) -> None:
+    """Comparisons at each place would take hundreds of times as long."""
+    hostile = {"a": ["a" * size + "\x01" for size in range(1, 1023)], " ": [" "]}
+
+    def seconds(added: list[str]) -> float:
+        vendor = runtimes.byte_level()
+        vendor.add_tokens([AddedToken(each, lstrip=True, normalized=False) for each in added])
+        native, began = library.read_tokenizer(vendor.to_str().encode()), time.process_time()
+        native.encode(text * 40_000)
+        return time.process_time() - began
+
+    assert seconds(hostile[text]) < 10 * seconds([])
 
 
 def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> None:
@@ -100,6 +126,10 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
     return json.dumps(described).encode()
 
 
+def long_tokens(first: int) -> list[dict[str, Any]]:
+    return [{"id": place, "content": f"{place:01000}"} for place in range(first, first + 1100)]
+
+
 def template_of(special: str) -> dict[str, Any]:
     """A template of a special token that it does not describe."""
     return {
@@ -123,6 +153,7 @@ def template_of(special: str) -> dict[str, Any]:
         (lambda each: each["model"]["vocab"].update(twice=5), "have the same id"),
         (lambda each: each["added_tokens"][-1].update(single_word=True), "with single_word"),
         (lambda each: each["added_tokens"][-1].update(id=3), "has the id 3"),
+        (lambda each: each.update(added_tokens=long_tokens(len(each["model"]["vocab"]))), "have too many bytes"),
         (lambda each: each.update(post_processor=template_of("\nx")), "^ x: is missing$"),
     ],
 )

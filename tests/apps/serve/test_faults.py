@@ -213,6 +213,16 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) 
             each.close()
 
 
+def test_a_second_request_has_the_time_of_a_first_for_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.apps.serve.server.HEADERS_S", 0.3)
+    engines = {"slow": make_runtime(SlowEngine(0.01))}
+    with serving(engines) as served, post_of_leaving(served, "the cat", stream=False) as connection:
+        connection.sendall(b"GET /li")
+        connection.settimeout(3)  # an idle connection has more
+        while connection.recv(65536):
+            pass
+
+
 def test_the_system_is_asked_for_more_files() -> None:
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

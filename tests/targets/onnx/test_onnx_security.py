@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
+import numpy as np
 import onnx
 from edgekit_onnx import OnnxTarget, audit, sessions
 from edgekit_onnx.export import FAST
@@ -19,7 +21,7 @@ from engines import Model, onnx_model
 
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION
-from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
@@ -97,6 +99,19 @@ def bomb(model: Graph, files: Path) -> None:
     model.graph.node.append(onnx.helper.make_node("Tile", ["input_ids", "repeats"], ["huge"]))
 
 
+def computed(*lines: str) -> Change:
+    shapes = {"wide": [512, 1, 1], "high": [1, 512, 1], "deep": [1, 1, 512], "far": [], "zero": [], "one": []}
+
+    def change(model: Graph, files: Path) -> None:
+        for name, shape in shapes.items():
+            data = np.full(shape, {"far": 1 << 40, "zero": 0}.get(name, 1))
+            model.graph.initializer.append(onnx.numpy_helper.from_array(data, name))
+        for made, _, kind, *operands in map(str.split, lines):
+            model.graph.node.append(onnx.helper.make_node(kind, operands, [made]))
+
+    return change
+
+
 def subgraph(model: Graph, files: Path) -> None:
     branch = onnx.helper.make_graph([], "branch", [], [])
     model.graph.node.append(onnx.helper.make_node("If", ["total"], [], then_branch=branch, else_branch=branch))
@@ -161,6 +176,10 @@ ATTACKS: dict[str, Change] = {
     "a negative dimension": dims(-1, 2, 16),
     "more dimensions than any weight": dims(1, 1, 1, 128, 2, 16),
     "a bomb of few bytes": bomb,
+    "a range of numbers": computed("n = Mul far one", "y = Range zero n one"),
+    "constants along several axes": computed("x = Add wide high", "y = Add x deep"),
+    "a shape along several axes": computed("s = Shape input_ids", "x = Add s wide", "y = Add x high"),
+    "nodes out of order": computed("y = Add x one", "x = Neg wide"),
     "a graph in a graph": subgraph,
     "operators of another domain": foreign,
     "a product that claims more outputs": attribute("MatMulNBits", "N", 1 << 20),
@@ -181,6 +200,13 @@ def test_a_bad_graph_is_refused(sealed: Model, tmp_path: Path, attack: str) -> N
     with pytest.raises(DamagedArtifact) as refusal:
         OnnxTarget().open(sealed.plan, files)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 700
+
+
+def test_a_refusal_leaves_stdout_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("onnxruntime.InferenceSession._create_inference_session", Mock(side_effect=RuntimeError("no")))
+    with pytest.raises(TargetFailed):
+        sessions.open_session(b"", sessions.PROVIDERS["cpu"], sessions.options(1))
+    assert capsys.readouterr().out == ""
 
 
 def test_truncated_graph_is_refused(sealed: Model, tmp_path: Path) -> None:

@@ -9,15 +9,16 @@
 namespace edgekit {
 namespace {
 
-constexpr size_t kLongest = 1024;  // bytes of an added token, since each place of a text is compared with it
+constexpr size_t kLongest = 1024;     // bytes of an added token, since a normaliser may multiply them
+constexpr size_t kMostBytes = 1 << 20;  // of all that is looked for: each takes a node of some 32 bytes
 
 bool truth_of(const Json& token, const char* name) {
   const Json* found = token.find(name);
   return found != nullptr && found->truth(name);
 }
 
-size_t spaces_before(std::string_view text, size_t place) {
-  while (place > 0) {
+size_t spaces_before(std::string_view text, size_t place, size_t first) {
+  while (place > first) {
     const size_t before = place_before(text, place);
     size_t after = before;
     if (!contains(kSpaces, next_point(text, after))) break;
@@ -38,6 +39,7 @@ size_t spaces_behind(std::string_view text, size_t place) {
 AddedTokens::AddedTokens(const Json* listed, const Bpe& bpe, const Normalizer& normalizer) {
   if (listed == nullptr) return;
   TokenId next = bpe.size();  // the id of a token that the vocabulary lacks
+  size_t bytes = 0;
   for (const Json& each : listed->list("added_tokens")) {
     const std::string& text = each.at("content").text("content");
     if (text.empty()) continue;
@@ -59,39 +61,79 @@ AddedTokens::AddedTokens(const Json* listed, const Bpe& bpe, const Normalizer& n
     const bool is_normalized = truth_of(each, "normalized");
     const std::string looked_for = is_normalized ? normalizer(text) : text;
     if (looked_for.empty()) continue;
-    Index& index = indexes_[is_normalized];
-    index.tokens.insert_or_assign(looked_for, Token{id, truth_of(each, "lstrip"), truth_of(each, "rstrip")});
-    std::vector<size_t>& lengths = index.lengths[static_cast<uint8_t>(looked_for[0])];
-    const auto place = std::lower_bound(lengths.begin(), lengths.end(), looked_for.size(), std::greater<>());
-    if (place == lengths.end() || *place != looked_for.size()) lengths.insert(place, looked_for.size());
+    bytes += looked_for.size();
+    if (bytes > kMostBytes) refuse("tokenizer.json: its added tokens have too many bytes");
+    indexes_[is_normalized].add(looked_for, Token{id, truth_of(each, "lstrip"), truth_of(each, "rstrip")});
+  }
+  for (Index& index : indexes_) index.build();
+}
+
+void AddedTokens::Index::add(const std::string& text, const Token& token) {
+  tokens_.insert_or_assign(std::string(text.rbegin(), text.rend()), token);
+}
+
+void AddedTokens::Index::build() {
+  if (tokens_.empty()) return;
+  struct Texts {  // those that begin with a node's
+    std::map<std::string, Token>::const_iterator first, stop;
+    size_t size;
+  };
+  std::vector<Texts> texts{{tokens_.begin(), tokens_.end(), 0}};
+  nodes_.push_back(Node{});
+  for (uint32_t node = 0; node < nodes_.size(); ++node) {
+    auto [first, stop, size] = texts[node];
+    const uint32_t shorter = nodes_[node].shorter;
+    nodes_[node].token = nodes_[shorter].token, nodes_[node].size = nodes_[shorter].size;
+    if (first->first.size() == size) {
+      nodes_[node].token = &first->second, nodes_[node].size = static_cast<uint32_t>(size);
+      ++first;
+    }
+    const auto children = static_cast<uint32_t>(nodes_.size());
+    while (first != stop) {
+      const auto byte = static_cast<uint8_t>(first->first[size]);
+      const auto begin = first;
+      while (first != stop && static_cast<uint8_t>(first->first[size]) == byte) ++first;
+      nodes_.push_back(Node{0, 0, node == 0 ? 0 : step(shorter, byte), nullptr, 0, byte});
+      texts.push_back({begin, first, size + 1});
+    }
+    nodes_[node].children = children, nodes_[node].stop = static_cast<uint32_t>(nodes_.size());
   }
 }
 
+uint32_t AddedTokens::Index::step(uint32_t node, uint8_t byte) const {
+  for (;; node = nodes_[node].shorter) {
+    const auto stop = nodes_.begin() + nodes_[node].stop;
+    const auto child = std::lower_bound(nodes_.begin() + nodes_[node].children, stop, byte,
+                                        [](const Node& each, uint8_t wanted) { return each.byte < wanted; });
+    if (child != stop && child->byte == byte) return static_cast<uint32_t>(child - nodes_.begin());
+    if (node == 0) return 0;
+  }
+}
+
+std::vector<AddedTokens::Match> AddedTokens::Index::matches(std::string_view text) const {
+  std::vector<Match> found;
+  if (nodes_.empty()) return found;
+  uint32_t node = 0;
+  for (size_t place = text.size(); place-- > 0;) {
+    node = step(node, static_cast<uint8_t>(text[place]));
+    if (const Token* token = nodes_[node].token) found.push_back({place, nodes_[node].size, token});
+  }
+  return found;
+}
+
 std::vector<TextPart> AddedTokens::cut(std::string_view text, bool is_normalized) const {
-  const Index& index = indexes_[is_normalized];
   std::vector<TextPart> parts;
   size_t between = 0;
-  std::string looked_for;
-  for (size_t place = 0; place < text.size();) {
-    const Token* found = nullptr;
-    size_t end = place;
-    for (const size_t length : index.lengths[static_cast<uint8_t>(text[place])]) {
-      if (length > text.size() - place) continue;
-      looked_for.assign(text.substr(place, length));
-      if (const auto known = index.tokens.find(looked_for); known != index.tokens.end()) {
-        found = &known->second, end = place + length;
-        break;
-      }
-    }
-    if (found == nullptr) {
-      ++place;
-      continue;
-    }
-    const size_t start = found->takes_left ? std::max(spaces_before(text, place), between) : place;
-    if (found->takes_right) end = spaces_behind(text, end);
+  const std::vector<Match> matches = indexes_[is_normalized].matches(text);
+  for (auto match = matches.rbegin(); match != matches.rend(); ++match) {
+    if (match->place < between) continue;
+    const Token& found = *match->token;
+    const size_t start = found.takes_left ? spaces_before(text, match->place, between) : match->place;
+    size_t end = match->place + match->size;
+    if (found.takes_right) end = spaces_behind(text, end);
     if (start > between) parts.push_back({text.substr(between, start - between), std::nullopt});
-    parts.push_back({text.substr(start, end - start), found->id});
-    between = place = end;
+    parts.push_back({text.substr(start, end - start), found.id});
+    between = end;
   }
   if (between < text.size()) parts.push_back({text.substr(between), std::nullopt});
   return parts;

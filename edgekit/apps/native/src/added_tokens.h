@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "bpe.h"
@@ -23,6 +22,7 @@ struct TextPart {
 class AddedTokens {
  public:
   AddedTokens(const Json* listed, const Bpe& bpe, const Normalizer& normalizer);  // throws std::runtime_error
+  AddedTokens(const AddedTokens&) = delete;
 
   // Cut a text at its added tokens: at those of the text as it was written, or of the normalised text.
   std::vector<TextPart> cut(std::string_view text, bool is_normalized) const;
@@ -35,9 +35,31 @@ class AddedTokens {
     TokenId id;
     bool takes_left, takes_right;  // the spaces beside it
   };
-  struct Index {  // of the texts that are looked for
-    std::unordered_map<std::string, Token> tokens;
-    std::array<std::vector<size_t>, 256> lengths;  // by first byte, the longest first
+  struct Match {
+    size_t place, size;  // in the text
+    const Token* token;
+  };
+
+  // Finds texts by a tree of them, each read backwards (Aho and Corasick). One walk from the end of a text gives the
+  // longest match at each place, in time that grows with the text and not with what is looked for.
+  class Index {
+   public:
+    void add(const std::string& text, const Token& token);  // the last token of a text counts
+    void build();
+    std::vector<Match> matches(std::string_view text) const;  // the longest at each place, the last place first
+
+   private:
+    struct Node {
+      uint32_t children, stop;  // a range of nodes, in the order of their bytes
+      uint32_t shorter;         // the node of the longest other text that this one's ends with
+      const Token* token;       // the longest that this node's text ends with
+      uint32_t size;            // of that token's text
+      uint8_t byte;
+    };
+    uint32_t step(uint32_t node, uint8_t byte) const;
+
+    std::map<std::string, Token> tokens_;  // by text, read backwards
+    std::vector<Node> nodes_;              // the children after their parents; the first is the root
   };
 
   std::array<Index, 2> indexes_;  // by is_normalized
