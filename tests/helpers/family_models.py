@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.engine import Chunk, Engine, State
@@ -20,294 +21,27 @@ from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.pipeline import neutral_weights
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 160,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.15,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + 0.05 * i for i in range(8)],
-    "long_factor": [1.5 + 0.3 * i for i in range(8)],
-    "original_max_position_embeddings": 64,
-}
-GEMMA3_ROPES = {
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-}
-OLMO3_ROPES = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
-MINISTRAL3_ROPE = {**YARN_ROPE, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
-HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
-LFM2 = {
-    **SMALL,
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-    "block_auto_adjust_ff_dim": False,
-}
-QWEN3_5 = {
-    **SMALL,
-    "num_hidden_layers": 4,
-    "head_dim": 64,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-    "tie_word_embeddings": True,
-}
-KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-GEMMA4_ROPES = {
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-}
-GEMMA4 = {
-    **SMALL,
-    "num_hidden_layers": 6,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "sliding_window": 12,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "rope_parameters": GEMMA4_ROPES,
-    "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 160,
-    "hidden_size_per_layer_input": 64,
-    "num_kv_shared_layers": 3,
-    "use_double_wide_mlp": True,
-    "tie_word_embeddings": True,
-}
+Families = dict[str, tuple[str, dict[str, Any]]]  # name → (transformers' model type, its config)
+_TINY = yaml.safe_load((Path(__file__).parents[1] / "data/tiny_families.yaml").read_text())
+SMALL: dict[str, Any] = _TINY["small"]
 
-# name → (transformers' model type, its config)
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {**SMALL, "tie_word_embeddings": True}),
-    "llama untied, with biases": (
-        "llama",
-        {**SMALL, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
-    ),
-    "llama 3 rope, wide heads": ("llama", {**SMALL, "head_dim": 32, "rope_parameters": LLAMA3_ROPE}),
-    "llama with yarn": ("llama", {**SMALL, "rope_parameters": YARN_ROPE}),
-    "mistral with a window": ("mistral", {**SMALL, "sliding_window": 12}),
-    "qwen2": ("qwen2", {**SMALL, "tie_word_embeddings": True}),
-    "qwen2 with windows": (
-        "qwen2",
-        {**SMALL, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
-    ),
-    "qwen3": ("qwen3", {**SMALL, "head_dim": 32}),
-    "smollm3": ("smollm3", {**SMALL, "no_rope_layers": [1, 0, 1], "num_key_value_heads": 2}),
-    "phi3": ("phi3", {**SMALL, "sliding_window": None}),
-    "phi3 with longrope": (
-        "phi3",
-        {
-            **SMALL,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "original_max_position_embeddings": 64,
-            "rope_parameters": {**LONG_ROPE, "partial_rotary_factor": 0.5},
-            "sliding_window": None,
-        },
-    ),
-    "gemma2": (
-        "gemma2",
-        {
-            **SMALL,
-            "head_dim": 32,
-            "sliding_window": 12,
-            "query_pre_attn_scalar": 20,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-            "layer_types": KINDS,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {
-            **SMALL,
-            "head_dim": 32,
-            "sliding_window": 12,
-            "query_pre_attn_scalar": 20,
-            "layer_types": KINDS,
-            "rope_parameters": GEMMA3_ROPES,
-        },
-    ),
-    "granite": (
-        "granite",
-        {
-            **SMALL,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.5,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "olmo2": ("olmo2", SMALL),
-    "olmo3": ("olmo3", {**SMALL, "sliding_window": 12, "layer_types": KINDS, "rope_parameters": OLMO3_ROPES}),
-    "exaone4": ("exaone4", {**SMALL, "sliding_window": 12, "layer_types": KINDS}),
-    "hunyuan": (
-        "hunyuan_v1_dense",
-        {**SMALL, "head_dim": 32, "rope_parameters": HUNYUAN_ROPE, "tie_word_embeddings": True},
-    ),
-    "ernie4_5": ("ernie4_5", {**SMALL, "head_dim": 32, "use_bias": True}),
-    "ministral3": (
-        "ministral3",
-        {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
-    ),
-    "glm": ("glm", {**SMALL, "head_dim": 32}),
-    "glm4": ("glm4", {**SMALL, "head_dim": 32, "partial_rotary_factor": 0.75}),
-    "arcee": ("arcee", {**SMALL, "mlp_bias": True}),
-    "cohere2": ("cohere2", {**SMALL, "num_hidden_layers": 4, "sliding_window": 12, "logit_scale": 0.7}),
-}
-# Families that differ from Llama in small ways.
-TWISTED = (
-    "ministral3",
-    "granite",
-    "hunyuan",
-    "exaone4",
-    "olmo2",
-    "olmo3",
-    "ernie4_5",
-    "glm",
-    "glm4",
-    "arcee",
-    "cohere2",
-)
-# Families with a recurrent part, which not every target runs.
-RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "lfm2": ("lfm2", LFM2),
-    "lfm2, five taps, with biases": (
-        "lfm2",
-        {
-            **LFM2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "conv_L_cache": 5,
-            "conv_bias": True,
-            "block_auto_adjust_ff_dim": True,
-            "block_multiple_of": 64,
-        },
-    ),
-    "qwen3_5": ("qwen3_5_text", QWEN3_5),
-    "qwen3_5, more heads of values, with biases": (
-        "qwen3_5_text",
-        {
-            **QWEN3_5,
-            "linear_num_value_heads": 4,
-            "linear_conv_kernel_dim": 3,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-        },
-    ),
-}
-# Families whose layers share keys and values and have inputs of their own, which not every target runs.
-SHARING: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma4": ("gemma4_text", GEMMA4),
-    "gemma4, keys as values, no inputs of layers": (
-        "gemma4_text",
-        {
-            **GEMMA4,
-            "num_key_value_heads": 2,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
-            "tie_word_embeddings": False,
-        },
-    ),
-}
-QWEN3_MOE = {
-    **SMALL,
-    "head_dim": 32,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-}
-GPT_OSS = {
-    **SMALL,
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "sliding_window": 12,
-    "num_local_experts": 6,
-    "num_experts_per_tok": 2,
-    "rope_parameters": YARN_ROPE,
-}
-# Mixtures of experts, which not every target runs.
-EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
-    "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
-    "qwen3_moe, shares of all experts, a dense layer": (
-        "qwen3_moe",
-        {**QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},
-    ),
-    "gpt_oss": ("gpt_oss", GPT_OSS),
-    "gpt_oss, all experts, tied": (
-        "gpt_oss",
-        {
-            **GPT_OSS,
-            "num_experts_per_tok": 6,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-            "swiglu_alpha": 1.3,
-            "swiglu_limit": 2.0,
-            "rope_parameters": {**YARN_ROPE, "truncate": False},
-        },
-    ),
-}
-# Mixtures in layers that keep a recurrent part; no target runs them in floats.
-HYBRID_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lfm2_moe": (
-        "lfm2_moe",
-        {
-            **LFM2,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "num_dense_layers": 1,
-            "tie_word_embeddings": True,
-        },
-    )
-}
+
+def _of(group: str) -> Families:
+    configs = {name: {**SMALL, **own} for name, own in _TINY[group].items()}
+    return {name: (config.pop("model_type"), config) for name, config in configs.items()}
+
+
+FAMILIES, RECURRENT, SHARING, EXPERTS = map(_of, ("families", "recurrent", "sharing", "experts"))
+HYBRID_EXPERTS = _of("hybrid experts")
+TWISTED: list[str] = _TINY["twisted"]
 EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
 ONE_LAYER, WIDE_HEADS = "one layer", "wide heads"
 _ONE_WIDE_LAYER = {**SMALL, "head_dim": 64, "num_hidden_layers": 1, "num_key_value_heads": 2}
-_GEMMA = {**SMALL, "head_dim": 32, "num_hidden_layers": 6, "sliding_window": 12, "query_pre_attn_scalar": 32}
-OF_TARGETS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+OF_TARGETS: dict[str, Families] = {
     "onnx": EVERY,
     "mlx": EVERY | {ONE_LAYER: ("llama", _ONE_WIDE_LAYER)},
     "executorch": FAMILIES,
-    "llamacpp": {  # within what llama.cpp computes
-        "llama": FAMILIES["llama"],
-        "llama untied, with biases": FAMILIES["llama untied, with biases"],
-        "llama 3 rope, wide heads": FAMILIES["llama 3 rope, wide heads"],
-        "llama with yarn": FAMILIES["llama with yarn"],
-        "mistral": ("mistral", {**SMALL, "sliding_window": None}),
-        "qwen2": FAMILIES["qwen2"],
-        "qwen3": FAMILIES["qwen3"],
-        "smollm3": ("smollm3", {**SMALL, "num_hidden_layers": 5}),
-        "phi3": FAMILIES["phi3"],
-        "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
-        "gemma3": ("gemma3_text", {**_GEMMA, "rope_parameters": GEMMA3_ROPES}),
-        ONE_LAYER: ("llama", {**SMALL, "num_hidden_layers": 1}),
-        WIDE_HEADS: ("llama", {**SMALL, "head_dim": 64, "num_key_value_heads": 2}),
-    },
+    "llamacpp": {name: FAMILIES[name] for name in _TINY["of llamacpp too"]} | _of("llamacpp"),
 }
 
 

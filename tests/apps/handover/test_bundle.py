@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from eagle3_heads import LEGACY, write_head
-from family_models import EVERY, LFM2, write_model
+from family_models import EVERY, write_model
 from tiny_encoders import write_bert
 
 from edgekit.apps.handover.server_plan import ServerPlan
@@ -108,7 +108,7 @@ def test_if_no_layout_fits_each_is_listed_and_the_exit_code_is_3() -> None:
 
 def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
     write_bert(tmp_path / "bert")
-    write_model(tmp_path / "lfm2", "lfm2", LFM2)
+    write_model(tmp_path / "lfm2", *EVERY["lfm2"])
     write_model(tmp_path / "gpt-oss", *EVERY["gpt_oss"])
     refused = {
         "bert": ("is an encoder, which generates no tokens", "edgekit serve"),
