@@ -282,7 +282,7 @@ def _planned(
 
 def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None) -> Recipe:
     """Choose the recipe, and apply the bits-per-weight budget."""
-    recipe = recipe_of(source, find_recipe(given) if isinstance(given, str) else given) or RECIPES["balanced"]
+    recipe = recipe_of(source, None if given is None else find_recipe(given)) or RECIPES["balanced"]
     if recipe.keeps and budget is not None:
         raise InvalidInput(
             f"--bits-per-weight: {source.given} keeps its own integers ({recipe.keeps}); choose a --recipe too"

@@ -17,14 +17,11 @@ from edgekit.contracts.recipe import Recipe, named_recipe
 Prefer = Literal["balanced", "speed", "memory", "quality"]
 
 
-def find_recipe(name: str) -> Recipe:
-    """A built-in recipe, a vendor's own format by name, or a YAML file of rules."""
-    return read_yaml(Path(name), Recipe) if name.endswith((".yaml", ".yml")) else named_recipe(name)
-
-
-def parse_recipe(value: object) -> object:
-    """Turn the name or the file of a recipe into the recipe."""
-    return find_recipe(value) if isinstance(value, str) else value
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """Return a built-in recipe or a vendor's own format by name, or the rules of a YAML file; a recipe as it is."""
+    if not isinstance(recipe, str):
+        return recipe
+    return read_yaml(Path(recipe), Recipe) if recipe.endswith((".yaml", ".yml")) else named_recipe(recipe)
 
 
 _Tokens = Annotated[int, Field(ge=1, le=1 << 27)]
@@ -71,7 +68,7 @@ class PlanRequest(Frozen):
     target: str | None = Field(
         default=None, description="Only this target: onnx, mlx, llamacpp, executorch or an installed one."
     )
-    recipe: Annotated[Recipe, BeforeValidator(parse_recipe)] | None = Field(
+    recipe: Annotated[Recipe, BeforeValidator(find_recipe)] | None = Field(
         default=None,
         description="Only this recipe: a name such as s4-g32, a YAML file of rules, or `keep` for the model's own"
         " integers (the default if it has them).",

@@ -36,10 +36,9 @@ HYBRID_EXPERTS = _of("hybrid experts")
 TWISTED: list[str] = _TINY["twisted"]
 EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
 ONE_LAYER, WIDE_HEADS = "one layer", "wide heads"
-_ONE_WIDE_LAYER = {**SMALL, "head_dim": 64, "num_hidden_layers": 1, "num_key_value_heads": 2}
 OF_TARGETS: dict[str, Families] = {
     "onnx": EVERY,
-    "mlx": EVERY | {ONE_LAYER: ("llama", _ONE_WIDE_LAYER)},
+    "mlx": EVERY | _of("mlx"),
     "executorch": FAMILIES,
     "llamacpp": {name: FAMILIES[name] for name in _TINY["of llamacpp too"]} | _of("llamacpp"),
 }

@@ -48,11 +48,13 @@ def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, sh
     GPUs need not be here: memory and speed are predicted. Exit code 3: no layout carries the load; every one is then
     listed with the number that failed and the smallest change that would make it pass.
     """
-    if request.recipe is not None and request.recipe.is_fp8():
-        given = ("calibrate", "method", "effort", "compute")
-        if named := [f"--{name}" for name in given if getattr(calibrating, name) is not None]:
-            why = "rounds each value alone; leave out " + " and ".join(named)
-            raise InvalidInput(f"recipe {request.recipe.name}: {why}")
+    is_fp8 = request.recipe is not None and request.recipe.is_fp8()
+    given = ("calibrate", "method", "effort", "compute", *(() if is_fp8 else ("store",)))
+    named = " and ".join(f"--{name}" for name in given if getattr(calibrating, name) is not None)
+    if named and is_fp8:
+        raise InvalidInput(f"--recipe: FP8 rounds each value alone; leave out {named}")
+    if named and shown.output is None:
+        raise InvalidInput(f"{named}: nothing is quantised without --output; name a folder, or leave it out")
     source = open_source(model, need_weights=shown.output is not None)
     try:
         plan = plan_server(source, request)

@@ -13,11 +13,6 @@ from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 
 
-def _recipe(value: object) -> object:
-    """Turn the name or the file of a recipe into the recipe."""
-    return find_recipe(value) if isinstance(value, str) else value
-
-
 class ServerRequest(Frozen):
     """The server, its GPUs and the load that it must carry."""
 
@@ -37,7 +32,7 @@ class ServerRequest(Frozen):
     max_first_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Most seconds to the first token of a 512-token prompt (or half the context)."
     )
-    recipe: Annotated[Recipe | None, BeforeValidator(_recipe), Option(short="r")] = Field(
+    recipe: Annotated[Recipe | None, BeforeValidator(find_recipe), Option(short="r")] = Field(
         default=None,
         description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; by default the"
         " recipe of the neutral weights, else balanced.",
