@@ -43,7 +43,7 @@ def test_an_old_plan_opens() -> None:
     assert plan.gpu_layers is None
     # It has 45 figures of its target's memory, of which those stay that are no longer in the target's code.
     assert plan.memory.scale_bits == 32 and not hasattr(plan.memory, "mapped_share")
-    assert len(explain(plan, plugins.load_target(plan.target).memory)) == 9
+    assert len(explain(plan, plugins.load_target(plan.target).memory)) == 10
 
 
 def test_old_neutral_weights_open() -> None:
