@@ -91,7 +91,7 @@ class CheckedGraph(NamedTuple):
 
 def audit(plan: Plan, files: Path) -> list[CheckedGraph]:
     """Check and return the graphs of an artifact: the body's parts and the head, or the encoder."""
-    size = _regular(files / DATA_FILE).st_size
+    size = regular_file(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [CheckedGraph(name, _read(files / f"{name}.onnx")) for name in names]
@@ -117,12 +117,7 @@ def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Seque
     return digest.hexdigest()
 
 
-def refuse_link(path: Path) -> None:
-    """Raise DamagedArtifact unless `path` is a regular file without other links."""
-    _regular(path)
-
-
-def _regular(path: Path) -> os.stat_result:
+def regular_file(path: Path) -> os.stat_result:
     """Return the status of a file. Raise `DamagedArtifact` unless it is a regular file without other links."""
     try:
         info = path.lstat()
@@ -135,7 +130,7 @@ def _regular(path: Path) -> os.stat_result:
 
 def _read(path: Path) -> bytes:
     """Return the bytes of a regular file, read through the handle that was checked."""
-    if _regular(path).st_size > _MAX_GRAPH_BYTES:
+    if regular_file(path).st_size > _MAX_GRAPH_BYTES:
         raise DamagedArtifact(f"{path}: is too large for a graph with weights outside")
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
