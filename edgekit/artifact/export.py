@@ -95,14 +95,9 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
         raise TargetMissing(f"{plan.target}: {missing}")
     if not is_neutral(source.folder) and computes(plan.recipe, "rtn", plan.model):
         need_torch()
-    free, needed = free_bytes(final), _artifact_bytes(plan)
+    free, needed = free_bytes(final), plan.estimate.file_bytes
     if free < needed:
         raise OutOfSpace(str(final), needed, free)
-
-
-def _artifact_bytes(plan: Plan) -> int:
-    """Return the predicted bytes of the artifact alone; its first opening caches files on another disk."""
-    return plan.estimate.disk_bytes - plan.estimate.cached_disk_bytes
 
 
 def places_for(plans: Sequence[Plan], out: str | Path) -> list[Path]:
@@ -133,7 +128,7 @@ def export(
     check_inputs(plan.model_copy(update={"quantisation": asked}))
     final = Path(out)
     target = plugins.load_target(plan.target)
-    staging = staging_for(final, _artifact_bytes(plan))
+    staging = staging_for(final, plan.estimate.file_bytes)
     try:
         weights = _weights(plan, source, calibration, options)
         if not plan.recipe.is_native():

@@ -159,6 +159,8 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     classes = [f"{name} {show_bytes(size)}" for name, size in estimate.classes if size]
     mapped = f"; {classes.pop(0)}" if estimate.mapped_weights_bytes else ""
     _print_line("memory", f"{show_bytes(estimate.private_bytes)} private = {' + '.join(classes)}{mapped}")
+    later = f"; opening packs {show_bytes(estimate.cached_disk_bytes)} more for the processor"
+    _print_line("files", f"{show_bytes(estimate.file_bytes)}{later if estimate.cached_disk_bytes else ''}")
     if (on_gpu := gpu_layers.describe(plan)) is not None:
         holds = "" if estimate.gpu_bytes is None else f", {show_bytes(estimate.gpu_bytes)} of its own memory"
         _print_line("GPU layers", f"{on_gpu}{holds}")

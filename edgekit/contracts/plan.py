@@ -149,6 +149,11 @@ class Estimate(Frozen):
         return self.total_bytes - self.mapped_weights_bytes
 
     @property
+    def file_bytes(self) -> int:
+        """Bytes of the artifact's files."""
+        return self.disk_bytes - self.cached_disk_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Bytes that must be in memory for full speed."""
         return sum(size for _, size in self.classes)

@@ -13,7 +13,7 @@ from edgekit.contracts.capabilities import Capabilities, plan_refusal
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.memory import MemoryLoad, Term, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import Recipe, of_model
 from edgekit.errors import Unsupported, quote_short
 from edgekit.model.spec import ModelSpec
 
@@ -97,7 +97,12 @@ class Target(ABC):
         for backend in device.targets.get(self.name, ()):
             if backend in self.backends:
                 for recipe in self.recipes(model, device, backend):
-                    yield self.offer(model, device, backend, recipe)
+                    yield self.fitted_offer(model, device, backend, recipe)
+
+    def fitted_offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        """Return the offer in a recipe as it suits the model (`of_model`), or as it is if the target refuses that."""
+        offer = self.offer(model, device, backend, of_model(recipe, model))
+        return offer if offer.capabilities.refusal is None else self.offer(model, device, backend, recipe)
 
     def memory(self, load: MemoryLoad) -> Iterable[Term]:
         """Return the terms of all that the target has in memory and on disk, each with its reason.

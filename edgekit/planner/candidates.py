@@ -41,6 +41,7 @@ class PlanSubject(NamedTuple):
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     method: Method = "rtn"  # by which an export will choose integers of 4 bits
     timed: TimedEngines = TimedEngines()  # for models of this size
+    is_stored: bool = False  # True: neutral weights, whose recipe is settled
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
     notes: tuple[str, ...] = ()  # on how the source was read
     rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded although the others keep the source's integers

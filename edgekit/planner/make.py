@@ -94,6 +94,7 @@ def _subject(
     return PlanSubject(
         model=neutral.model if neutral else source.spec,
         source=source.given,
+        is_stored=neutral is not None,
         config_sha256=source.config_sha256,
         draft=open_source(draft).spec if draft is not None else None,
         draft_source=str(draft) if draft is not None else None,

@@ -162,7 +162,8 @@ def _with_recipe(
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
     if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
         return
-    yield as_measured(target.offer(subject.model, device, offers[0].backend, request.recipe), subject, device)
+    make = target.offer if subject.is_stored else target.fitted_offer
+    yield as_measured(make(subject.model, device, offers[0].backend, request.recipe), subject, device)
 
 
 def _order(

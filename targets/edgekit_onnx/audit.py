@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import stat
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +39,20 @@ from edgekit_onnx.layout import (
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
 _MAX_FOLDED_ITEMS, _MAX_RANK = 4096, 8
-_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 64, 24
+_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 80, 32
 _DOMAINS = ["", "com.microsoft"]
-_OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
+_OPERATORS = {
+    "Add",
+    "Cast",
+    "Div",
+    "Expand",
+    "Gather",
+    "Gelu",
+    "Mul",
+    "Reshape",
+    "SimplifiedLayerNormalization",
+    "Tanh",
+}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
 _OPERATORS |= {"Exp", "LinearAttention", "Neg", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
@@ -79,7 +91,7 @@ class CheckedGraph(NamedTuple):
 
 def audit(plan: Plan, files: Path) -> list[CheckedGraph]:
     """Check and return the graphs of an artifact: the body's parts and the head, or the encoder."""
-    size = _regular(files / DATA_FILE).st_size
+    size = regular_file(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [CheckedGraph(name, _read(files / f"{name}.onnx")) for name in names]
@@ -105,12 +117,7 @@ def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Seque
     return digest.hexdigest()
 
 
-def refuse_link(path: Path) -> None:
-    """Raise DamagedArtifact unless `path` is a regular file without other links."""
-    _regular(path)
-
-
-def _regular(path: Path) -> os.stat_result:
+def regular_file(path: Path) -> os.stat_result:
     """Return the status of a file. Raise `DamagedArtifact` unless it is a regular file without other links."""
     try:
         info = path.lstat()
@@ -123,7 +130,7 @@ def _regular(path: Path) -> os.stat_result:
 
 def _read(path: Path) -> bytes:
     """Return the bytes of a regular file, read through the handle that was checked."""
-    if _regular(path).st_size > _MAX_GRAPH_BYTES:
+    if regular_file(path).st_size > _MAX_GRAPH_BYTES:
         raise DamagedArtifact(f"{path}: is too large for a graph with weights outside")
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
@@ -141,6 +148,8 @@ class _Graph:
         self.numbers = _FLOAT16 if plan.backend == "cuda" else _FLOAT
         self.shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.kinds: dict[str, str] = {}  # of each value: what it is, or the operator that computes it
+        self.sizes: dict[str, tuple[int, ...]] = {}  # the values of small integer tensors
+        self.expanded: set[str] = set()  # scales for blocks that no product has read yet
         self.folded: dict[str, float] = {}  # the most items of a value that onnxruntime can compute as it loads
 
     def refuse(self, what: str) -> DamagedArtifact:
@@ -182,6 +191,8 @@ class _Graph:
         for node in graph.node:
             self._node(node)
             self._check_folding(node)
+        if self.expanded:
+            raise self.refuse(f"expands {quote_short(sorted(self.expanded)[0])}, which no product reads")
 
     def _tensor(self, tensor: Any) -> None:
         name, dims = tensor.name, tuple(tensor.dims)
@@ -198,6 +209,8 @@ class _Graph:
             raise self.refuse(
                 f"tensor {quote_short(name)} needs {quote_short(needed)} bytes and holds {len(tensor.raw_data)}"
             )
+        elif tensor.data_type == _INT64:
+            self.sizes[name] = struct.unpack(f"<{math.prod(dims)}q", tensor.raw_data)
         self.shapes[name] = (tensor.data_type, dims)
         self.kinds[name] = {bytes(8): "zero", b"\1" + bytes(7): "one"}.get(tensor.raw_data, "constant")
 
@@ -281,6 +294,8 @@ class _Graph:
         if any(attribute.type not in (1, 2, 3) for attribute in node.attribute):  # float, int, string
             raise self.refuse(f"node {quote_short(node.name)} carries more than plain attributes")
         options = {attribute.name: attribute.i for attribute in node.attribute}
+        if node.op_type == "Expand" or (node.op_type == "Cast" and node.input[0] in self.shapes):
+            self._scales(node, options)
         if node.op_type == "MatMulNBits":
             self._product(node, options)
         if node.op_type == "GatherBlockQuantized":
@@ -305,11 +320,26 @@ class _Graph:
         most = counts[0] if len(counts) == 1 else math.prod(count + 1 for count in counts)
         if node.op_type in ("Shape", "Range"):  # a range has as many items as an axis
             most = _MAX_RANK if node.op_type == "Shape" else math.inf
+        elif node.op_type == "Expand":
+            most = math.prod(self.sizes.get(node.input[1], (math.inf,)))  # as large as weights in the file allow
         elif len(counts) > 1 and most > _MAX_FOLDED_ITEMS:
             raise self.refuse(f"node {quote_short(node.name)} computes up to {most:,} items from constants alone")
         is_axis = node.op_type == "Gather" and kinds[0] == "Shape"
         self.kinds |= dict.fromkeys(node.output, "axis" if is_axis else node.op_type)
         self.folded |= dict.fromkeys(node.output, most)
+
+    def _scales(self, node: Any, options: Mapping[str, int]) -> None:
+        """Note the type and shape of scales that are computed from stored ones: as floats, or repeated for blocks."""
+        kind, shape = self.shapes.get(node.input[0], (0, ()))
+        if node.op_type == "Cast" and options.get("to") in _ITEM_BYTES:
+            self.shapes[node.output[0]] = (options["to"], shape)
+        if node.op_type != "Expand":
+            return
+        sizes = self.sizes.get(node.input[1], ()) if len(node.input) == 2 else ()
+        if shape[-1:] != (1,) or sizes[:-1] != shape[:-1] or sizes[-1] < 1:
+            raise self.refuse(f"node {quote_short(node.name)} does not repeat one scale of each row")
+        self.shapes[node.output[0]] = (kind, sizes)
+        self.expanded.add(node.output[0])
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
         """Check that attributes agree with the weights' shapes, because the kernel trusts them."""
@@ -323,6 +353,7 @@ class _Graph:
             raise self.refuse(f"product {quote_short(node.name)} does not fit its weights")
         if len(node.input) == 6 and self.shapes.get(node.input[5]) != (self.numbers, (outputs,)):
             raise self.refuse(f"product {quote_short(node.name)} does not fit its bias")
+        self.expanded.discard(node.input[2])
 
     def _lookup(self, node: Any, options: Mapping[str, int]) -> None:
         model, bits, block = self.plan.model, options.get("bits", 0), options.get("block_size", 0)
@@ -369,6 +400,7 @@ class _Graph:
         stored += [None] * (len(expected) - len(stored))
         if stored != expected or len(rest) > 1 or len(node.input) > 15:
             raise self.refuse(f"experts {quote_short(node.name)} do not fit their weights")
+        self.expanded -= {*node.input[2:stop]}
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
         """Check that the heads agree with a layer of the plan; refuse a `state_window`."""

@@ -39,7 +39,6 @@ from edgekit_onnx.exactness import (
 from edgekit_onnx.final_norm import FinalNorm
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, with_halves
 from edgekit_onnx.int8_kv import BITS as INT8_BITS, read_steps, with_steps
-from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS
 from edgekit_onnx.loading import AuditedArtifact, load
@@ -69,9 +68,6 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         Without `packs`, weights are used straight from the file: no copy is made, and products are slow.
         """
         super().__init__(plan)
-        kernels = arm_kernels()
-        if exact and kernels == KLEIDIAI:
-            raise Unsupported(NOT_EXACT)
         self._layers = tuple(
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
@@ -87,7 +83,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._exact, self._follows_rule = exact, exact and not is_always
         self._one_by_one = self._follows_rule and feeds_single_tokens(plan)
         self._pads = self._follows_rule and not self._one_by_one
-        notes = (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
+        notes = (self._loaded.note, SPINNING if spins_long() else "")
         self.notes = tuple(note for note in notes if note)
         self._steps = steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
         by_width = {HALF_BITS: with_halves, INT8_BITS: with_steps} if plan.backend == "cpu" else {}

@@ -7,11 +7,12 @@ call is even. Padding is dropped after the call. Where this does not suffice, a 
 
 from __future__ import annotations
 
+import platform
+
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
-from edgekit_onnx.kernels import arm_kernels
 
 EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
@@ -34,13 +35,17 @@ NOT_HERE = (
 )
 
 
+def is_arm64() -> bool:
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
 def feeds_single_tokens(plan: Plan) -> bool:
     """Return True if a call of exact mode has one token, instead of an even number.
 
     An expert computes the tokens of a call that are routed to it; their number decides its kernel. Kernels for arm64
     compute differently for different even numbers too.
     """
-    return plan.model.experts is not None or arm_kernels() != ""
+    return plan.model.experts is not None or is_arm64()
 
 
 def inexact(plan: Plan) -> str | None:

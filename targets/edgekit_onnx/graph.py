@@ -66,6 +66,18 @@ class Graph:
             self._initializers[name] = ir.val(name, const_value=tensor)
         return self._initializers[name]
 
+    def scales(self, name: str, matrix: PackedMatrix, shape: Sequence[int]) -> ir.Value:
+        """Return a matrix's scales in `shape`, which onnxruntime computes from stored ones when it opens the graph."""
+        assert matrix.scales is not None
+        place, kind, columns = matrix.scales
+        value = self.stored(name, ir.DataType.from_numpy(kind), [*shape[:-1], columns], place)
+        if value.dtype != self.numbers:
+            value = self.op("Cast", value, name=f"{name}.floats", to=self.numbers)
+        if columns == shape[-1]:
+            return value
+        sizes = self.constant(f"of.{'.'.join(map(str, shape))}", shape, ir.DataType.INT64)
+        return self.op("Expand", value, sizes, name=f"{name}.of_blocks")
+
     def constant(self, name: str, values: Any, kind: ir.DataType | None = None) -> ir.Value:
         """Return a small initializer whose bytes are in the graph."""
         if name not in self._initializers:
@@ -87,10 +99,9 @@ class Graph:
             weight = self.stored(f"{name}.weight", self.numbers, [n, k], matrix.values)
             product = self.op("FusedMatMul", x, weight, domain=MICROSOFT, name=f"{name}.product", transB=1)
             return product if added is None else self.op("Add", product, added, name=f"{name}.sum")
-        assert matrix.scales is not None
         blob = matrix.block * matrix.bits // 8
         values = self.stored(f"{name}.weight", ir.DataType.UINT8, [n, matrix.blocks, blob], matrix.values)
-        scales = self.stored(f"{name}.scales", self.numbers, [n, matrix.blocks], matrix.scales)
+        scales = self.scales(f"{name}.scales", matrix, [n, matrix.blocks])
         inputs = [x, values, scales] + ([None, None, added] if added is not None else [])
         return self.op(
             "MatMulNBits", *inputs, domain=MICROSOFT, name=f"{name}.product",
@@ -104,7 +115,7 @@ class Graph:
             weight = self.stored(f"{name}.weight", self.numbers, [rows, width], table.values)
             return self.op("Gather", weight, ids, name=name, axis=0)
         weight = self.stored(f"{name}.weight", ir.DataType.UINT8, [rows, width * table.bits // 8], table.values)
-        scales = self.stored(f"{name}.scales", self.numbers, [rows, -(-width // table.block)], table.scales)
+        scales = self.scales(f"{name}.scales", table, [rows, -(-width // table.block)])
         return self.op(
             "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name=name,
             bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,

@@ -22,7 +22,7 @@ from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.parts import Layer
 from edgekit.model.rope import rotated_pairs
 from edgekit.model.spec import ModelSpec
-from edgekit_onnx.audit import refuse_link
+from edgekit_onnx.audit import regular_file
 from edgekit_onnx.layout import SINKS, set_cache_type
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def read_steps(folder: Path, model: ModelSpec) -> Steps | None:
         path = folder / name
         if not path.exists() and not path.is_symlink():
             continue
-        refuse_link(path)
+        regular_file(path)
         try:
             with TensorFolder.open(path) as tensors:
                 return read(path, tensors, model)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from edgekit.common.units import KIB, MIB, show_bytes
-from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, sized, total, usual_terms
+from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, sized, usual_terms
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, step_part_bytes
-from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, tensor_bytes
+from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, stored_weight_bytes, tensor_bytes
 from edgekit.contracts.token_costs import CacheFormat
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
@@ -31,7 +31,9 @@ _RUNNING_BYTES = 2 * MIB + 640 * KIB  # allocated once by the first step, in add
 _OPENING_SCALE_SHARE = 1.46  # of the largest tensor's scales, which opening copies with its values
 _LOOKED_UP_BYTES = 1 * MIB  # the system maps the pages around a row too: 10 MiB for ten rows
 _OWN_ROW_BYTES = 2 * MIB  # the system maps as much around a row of per-layer embeddings; 1.7 MB were measured
-_DISK_SHARE, _CACHED_SHARE = 3.3, 2.4  # weights saved pre-packed are mapped: a copy of 2.4 times the artifact
+PACKED_SHARE = 3.0  # of the weights in the file, which packed ones take: a tied table is in two graphs
+_IN_FILE = {"scale_bits": 16, "bias_bits": 0, "row_group": None}  # opening computes the others
+_GRAPH_FILE_BYTES = 10 << 10  # of a layer
 # What a layer's graph with outputs of attention adds to a plain one: 14 and 60 KiB were measured with a cache of 32 and
 # 16 bits, around which each layer converts.
 _ATTENDING_BYTES, _CONVERTING_BYTES = 14 << 10, 46 << 10
@@ -53,8 +55,7 @@ def facts(recipe: Recipe, cuda: bool) -> MemoryFacts:
         float_bits=32,
         own_row_bytes=_OWN_ROW_BYTES,
         source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
-        "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped, and that copy takes 2.4 "
-        "times the artifact",
+        "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped",
     )
 
 
@@ -62,18 +63,19 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
     """Return the terms of a decoder or an encoder."""
     if load.backend == "cuda":
         return usual_terms(load, arrays=_CUDA_ARRAYS, layer_bytes=_rule_bytes(load.model))
-    weights = load.weights(mapped=1.0, copied=0.0, disk=_DISK_SHARE)
+    weights = load.weights(mapped=1.0, copied=0.0, disk=0.0)
     caches, runtime = load.caches(CACHE), load.runtime(_GRAPH_BYTES + _rule_bytes(load.model))
-    library, stored = sized("runtime_bytes", _LIBRARY_BYTES, "of library"), total(weights, "disk_bytes")
+    library = sized("runtime_bytes", _LIBRARY_BYTES, "of library")
     later, deriving = [*weights, *runtime[2:], library, caches], DERIVING_BYTES if load.kv_bits < 32 else 0
     rows = looked_up_bytes(load, load.positions) if load.model.tied else 0
     has_table = load.head is None or load.head.own_embedding  # True: the model's embeddings are not looked up for it
+    # A cosine and a sine for each rotated pair.
+    tables = load.tables(_FLOAT * sum(rope.dim for rope in load.model.ropes.values()))
     again = 0 if has_table else looked_up_bytes(load, load.held_tokens)
     return [
         *weights,
-        Term("cached_disk_bytes", round(stored / _DISK_SHARE * _CACHED_SHARE), "saved pre-packed"),
-        # A cosine and a sine for each rotated pair.
-        load.tables(_FLOAT * sum(rope.dim for rope in load.model.ropes.values())),
+        tables,
+        *_files(load, tables),
         sized("mapped_weights_bytes", rows, "of rows that tokens look up"),
         sized("mapped_weights_bytes", again, "of rows that are mapped a second time for the head"),
         caches,
@@ -83,6 +85,18 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
         sized("runtime_bytes", deriving, "to derive graphs for this cache"),
         sized("draft_bytes", 0 if has_table else DERIVING_BYTES, "to derive the graph that looks embeddings up"),
         load.adapter(each=ADAPTED_LINEAR_BYTES, once=DERIVING_BYTES),
+    ]
+
+
+def _files(load: MemoryLoad, tables: Term) -> list[Term]:
+    """Return the files of the artifact, and the weights that devices keep as packed for their processor."""
+    stored = stored_weight_bytes(load.model, load.recipe, load.facts.model_copy(update=_IN_FILE))
+    packed = round(stored * PACKED_SHARE)
+    return [
+        Term("disk_bytes", stored, f"{stored:,} of weights with scales of 16 bits"),
+        sized("disk_bytes", tables.bytes + _GRAPH_FILE_BYTES * len(load.model.layers), "of tables and graphs"),
+        sized("disk_bytes", packed, "packed for the processor at the first opening"),
+        Term("cached_disk_bytes", packed, "packed weights"),
     ]
 
 

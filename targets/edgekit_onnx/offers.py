@@ -10,7 +10,6 @@ from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.capabilities import capabilities
-from edgekit_onnx.kernels import planned_kernels
 from edgekit_onnx.memory import facts
 
 _BERT_RECIPES = ("float32", "float16", "s8")
@@ -53,7 +52,5 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         memory=facts(recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
         unavailable="there is no CUDA on macOS; use the mlx target" if cuda and device.os == "macos" else None,
-        notes=("written and checked on the CPU provider; never run on CUDA",)
-        if cuda
-        else planned_kernels(device.simd, recipe),
+        notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
     )

@@ -6,7 +6,8 @@ map the same pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from edgekit.common.files import write_file
 from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
+from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.product_kernels import PRODUCT, with_kernels
 
 _BAND = 32  # outputs that kernels compute together
 _PIECE_BYTES = 4 << 20
+_NUMBERS = {1: np.float32, 10: np.float16}  # by onnx.TensorProto's numbers of types
 
 
 def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> None:
@@ -62,6 +65,29 @@ def _in_bands(rows: NDArray[Any]) -> NDArray[Any]:
     return padded.reshape(-1, _BAND, rows.shape[1])
 
 
+def _scales_of(graph: Any, stored: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Return values that are computed from stored scales, with these and the number of blocks."""
+    sizes = {tensor.name: tensor.raw_data for tensor in graph.initializer}
+    found: dict[str, tuple[Any, int]] = {}
+    for node in graph.node:
+        source = found.get(node.input[0]) or (stored.get(node.input[0]), 0)
+        if node.op_type in ("Cast", "Expand") and source[0] is not None:
+            expanded = node.op_type == "Expand" and int(np.frombuffer(sizes[node.input[1]], np.int64)[-1])
+            found[node.output[0]] = (source[0], expanded or source[0].dims[-1])
+    return found
+
+
+def _of_blocks(scales: NDArray[Any], columns: int, blocks: int) -> NDArray[Any]:
+    """Return scales [rows, blocks]; one of each row is repeated."""
+    return np.repeat(scales.reshape(-1, columns), blocks // columns, axis=1)
+
+
+def _copy(tensor: Any, name: str) -> Any:
+    copied = type(tensor).FromString(tensor.SerializeToString())
+    copied.name = name
+    return copied
+
+
 class _Weights:
     """The data file of an artifact, and the one of packed graphs, where each piece is written once."""
 
@@ -77,17 +103,18 @@ class _Weights:
         model = onnx.ModelProto.FromString(data)
         graph, added = model.graph, []
         stored = {tensor.name: tensor for tensor in graph.initializer if tensor.external_data}
-        for node in graph.node:
-            if node.op_type != PRODUCT or not {*node.input[1:3]} <= {*stored}:
-                continue
-            bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
-            node.attribute.append(helper.make_attribute("packed", 1))
-            for index in (1, 2):
-                tensor = onnx.TensorProto.FromString(stored[node.input[index]].SerializeToString())
-                node.input[index] = tensor.name = f"{tensor.name}.packed"
-                self._write_values(tensor, bits) if index == 1 else self._write_scales(tensor)
-                added.append(tensor)
-        read = {name for node in graph.node for name in node.input}
+        scales = _scales_of(graph, stored)
+        nodes = [node for node in graph.node if node.output[0] not in scales]
+        for node in nodes:
+            if node.op_type == PRODUCT and node.input[1] in stored and node.input[2] in {*scales, *stored}:
+                bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
+                node.attribute.append(helper.make_attribute("packed", 1))
+                values, blocks = stored[node.input[1]], stored[node.input[1]].dims[1]
+                found, _ = scales.get(node.input[2]) or (stored[node.input[2]], blocks)
+                added += [self._values(values, bits), self._scales(found, blocks)]
+                node.input[1:3] = [tensor.name for tensor in added[-2:]]
+            added += [self._floats(name, *scales[name]) for name in node.input if name in scales]
+        read = {name for node in nodes for name in node.input}
         kept = [tensor for tensor in graph.initializer if tensor.name in read]
         for tensor in kept:
             if tensor.external_data:
@@ -95,27 +122,40 @@ class _Weights:
         every = {tensor.name: tensor.SerializeToString() for tensor in (*kept, *added)}
         del graph.initializer[:]
         graph.initializer.extend(onnx.TensorProto.FromString(tensor) for tensor in every.values())
-        changed: bytes = model.SerializeToString()
+        changed: bytes = with_nodes(model, nodes)
         return changed
 
-    def _write_values(self, tensor: Any, bits: int) -> None:
-        rows, bands = self._rows(tensor), -(-tensor.dims[0] // _BAND)
+    def _values(self, stored: Any, bits: int) -> Any:
+        tensor, rows, bands = _copy(stored, f"{stored.name}.packed"), self._rows(stored), -(-stored.dims[0] // _BAND)
         self._write(tensor, f"{bits} bits", lambda piece: packed_values(piece, bits), bands * _BAND * rows.shape[1])
         tensor.dims[:] = (bands, _BAND * rows.shape[1])
+        return tensor
 
-    def _write_scales(self, tensor: Any) -> None:
-        """Write scales in 16 bits where these hold them, as they hold those that edgekit makes."""
-        scales, bands = self._rows(tensor).view(np.float32), -(-tensor.dims[0] // _BAND)
+    def _scales(self, stored: Any, blocks: int) -> Any:
+        """Write scales of products, in 16 bits where these hold them, as they hold those that edgekit makes."""
+        tensor, bands = _copy(stored, f"{stored.name}.packed"), -(-stored.dims[0] // _BAND)
+        scales = self._rows(stored).view(_NUMBERS[stored.data_type])
         with np.errstate(over="ignore"):
             kind = np.float16 if np.array_equal(scales, scales.astype(np.float16)) else np.float32
-        length = bands * _BAND * scales.shape[1] * np.dtype(kind).itemsize
 
         def packed(piece: NDArray[np.uint8]) -> NDArray[Any]:
-            return packed_scales(piece.view(np.float32)).astype(kind)
+            return packed_scales(_of_blocks(piece.view(scales.dtype), stored.dims[-1], blocks)).astype(kind)
 
-        self._write(tensor, f"scales {scales.shape[1]}", packed, length)
-        tensor.dims[:] = (bands, scales.shape[1], _BAND)
+        self._write(tensor, f"scales {blocks}", packed, bands * _BAND * blocks * np.dtype(kind).itemsize)
+        tensor.dims[:] = (bands, blocks, _BAND)
         tensor.data_type = tensor.FLOAT16 if kind == np.float16 else tensor.FLOAT
+        return tensor
+
+    def _floats(self, name: str, stored: Any, blocks: int) -> Any:
+        """Write scales as onnxruntime would compute them from stored ones, into its private memory."""
+        tensor, kind = _copy(stored, name), _NUMBERS[stored.data_type]
+
+        def floats(piece: NDArray[np.uint8]) -> NDArray[Any]:
+            return _of_blocks(piece.view(kind), stored.dims[-1], blocks).astype(np.float32)
+
+        self._write(tensor, f"floats {blocks}", floats, math.prod(stored.dims[:-1]) * blocks * 4)
+        tensor.dims[-1], tensor.data_type = blocks, tensor.FLOAT
+        return tensor
 
     def _rows(self, tensor: Any) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, a row for each index of its first size."""

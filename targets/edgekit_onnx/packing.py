@@ -1,7 +1,7 @@
 """Neutral weights in ONNX Runtime's formats: the same integers and scales, never rounded again.
 
-S4 keeps its bytes (zero point 8). S8 keeps its bytes (zero point 128) and repeats a row's scale for every block. Floats
-are written in the graph's type of activations.
+S4 keeps its bytes (zero point 8), S8 too (zero point 128). Scales take 16 bits where these hold them. Other floats are
+written in the graph's type of activations.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ _PIECE_BYTES = 16 << 20
 _S8_BLOCKS = (128, 64, 32, 16)
 
 
+class PackedScales(NamedTuple):
+    """The scales of a matrix: one for each block of a row, or one for all blocks of a row."""
+
+    place: DataLocation
+    numbers: np.dtype[Any]
+    columns: int
+
+
 class PackedMatrix(NamedTuple):
     """A weight of shape [outputs, inputs]. `bits` 0 means floats; `block` inputs share a scale."""
 
@@ -28,7 +36,7 @@ class PackedMatrix(NamedTuple):
     bits: int
     block: int
     values: DataLocation
-    scales: DataLocation | None = None
+    scales: PackedScales | None = None
 
     @property
     def blocks(self) -> int:
@@ -41,9 +49,8 @@ class PackedMatrix(NamedTuple):
             each = place.length // self.outputs
             return place.part(start * each, (stop - start) * each)
 
-        return self._replace(
-            outputs=stop - start, values=cut(self.values), scales=None if self.scales is None else cut(self.scales)
-        )
+        scales = None if self.scales is None else self.scales._replace(place=cut(self.scales.place))
+        return self._replace(outputs=stop - start, values=cut(self.values), scales=scales)
 
 
 def input_blocks(weights: NeutralWeights) -> dict[str, int]:
@@ -75,17 +82,17 @@ class OnnxPacking:
         values = self.file.add(self._values(module, bits, inputs), outputs * row_bytes)
         if not bits:
             return PackedMatrix(outputs, inputs, 0, 0, values)
-        scales = self.weights.scales(module)
-        block = max(16, 1 << (inputs // scales.shape[1] - 1).bit_length())
-        self._refuse_inexact(module, scales)
-        return PackedMatrix(outputs, inputs, bits, block, values, self.floats(scales))
+        groups = self.weights.scales(module, slice(0, 0)).shape[1]
+        block = max(16, 1 << (inputs // groups - 1).bit_length())
+        scales = self._scales([[module]], -(-inputs // groups))
+        return PackedMatrix(outputs, inputs, bits, block, values, scales)
 
     def head_of(self, table: PackedMatrix, module: str) -> PackedMatrix:
-        """Return a tied head, which has scales for blocks. It shares values if products can read the table's layout."""
+        """Return a tied head, which shares the table if products can read its layout."""
         _, inputs, bits, block = self._shape(module)
         if bits and inputs % block:
             return self.matrix(module)
-        return table if not bits else table._replace(block=block, scales=self._block_scales(module))
+        return table._replace(block=block) if bits else table
 
     def matrix(self, *modules: str) -> PackedMatrix:
         """Write modules of one format as one stacked matrix."""
@@ -99,7 +106,7 @@ class OnnxPacking:
         )
         if not bits:
             return PackedMatrix(outputs, inputs, 0, 0, values)
-        return PackedMatrix(outputs, inputs, bits, block, values, self._block_scales(*modules))
+        return PackedMatrix(outputs, inputs, bits, block, values, self._scales([[module] for module in modules], block))
 
     def experts(self, *parts: Sequence[Sequence[str]]) -> list[PackedMatrix]:
         """Write each part of all experts as one stacked matrix, with blocks of one size.
@@ -126,12 +133,7 @@ class OnnxPacking:
         values = self.file.add(pieces, outputs * each)
         if not bits:
             return PackedMatrix(outputs, inputs, 0, 0, values)
-        blocks = inputs // block
-        scales = (
-            piece for expert in experts for piece in _alternated([self._scales(module, blocks) for module in expert])
-        )
-        place = self.file.add(scales, outputs * blocks * self.numbers.itemsize)
-        return PackedMatrix(outputs, inputs, bits, block, values, place)
+        return PackedMatrix(outputs, inputs, bits, block, values, self._scales(experts, block))
 
     def can_join(self, *modules: str) -> bool:
         """Return True if the modules have the same format, so that `matrix` can join them."""
@@ -174,29 +176,35 @@ class OnnxPacking:
                 piece = np.pad(piece, ((0, 0), (0, padded - inputs)), constant_values=128)
             yield np.ascontiguousarray(piece)
 
-    def _block_scales(self, *modules: str) -> DataLocation:
-        """Write one scale for every block of a product."""
-        _, inputs, _, block = self._shape(modules[0])
-        blocks, outputs = -(-inputs // block), sum(self._shape(module)[0] for module in modules)
-        pieces = (piece for module in modules for piece in self._scales(module, blocks))
-        return self.file.add(pieces, outputs * blocks * self.numbers.itemsize)
-
-    def _scales(self, module: str, blocks: int) -> Iterator[NDArray[Any]]:
-        scales = self.weights.scales(module)
-        self._refuse_inexact(module, scales)
-        for start, stop in _pieces(scales.shape[0], blocks * 4):
-            yield self._exact(np.repeat(scales[start:stop], blocks // scales.shape[1], axis=1))
-
-    def _refuse_inexact(self, module: str, scales: NDArray[np.float32]) -> None:
-        """Refuse scales that the graph's number type would round, which other tools write."""
-        if not np.array_equal(scales, scales.astype(self.numbers)):
+    def _scales(self, experts: Sequence[Sequence[str]], block: int) -> PackedScales:
+        """Write the scales of modules, in 16 bits where these hold them; the rows of an expert's modules alternate."""
+        modules = [module for expert in experts for module in expert]
+        outputs, inputs = sum(self._sizes[module][0] for module in modules), self._sizes[modules[0]][1]
+        by_row = all(self.weights.scales(module, slice(0, 0)).shape[1] == 1 for module in modules)
+        columns = 1 if by_row else -(-inputs // block)
+        inexact = next((module for module in modules if not _are_halves(self.weights.scales(module))), None)
+        if inexact and self.numbers == np.float16:
             raise Unsupported(
-                f"onnx: {module} has scales that {self.numbers} does not hold; choose the cpu backend, or --recipe s8, "
-                "which rounds them again"
+                f"onnx: {inexact} has scales that 16 bits do not hold; choose the cpu backend, or --recipe s8, which "
+                "rounds them again"
             )
+        numbers = np.dtype(np.float32 if inexact else np.float16)
+
+        def rows(module: str) -> Iterator[NDArray[Any]]:
+            for start, stop in _pieces(self._sizes[module][0], columns * 4):
+                scales = self.weights.scales(module, slice(start, stop))
+                yield np.repeat(scales, columns // scales.shape[1], axis=1).astype(numbers)
+
+        pieces = (piece for expert in experts for piece in _alternated([rows(module) for module in expert]))
+        return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)
 
     def _exact(self, values: NDArray[np.float32]) -> NDArray[Any]:
         return np.ascontiguousarray(values, self.numbers)
+
+
+def _are_halves(scales: NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return np.array_equal(scales, scales.astype(np.float16))
 
 
 def _alternated(matrices: Sequence[Iterator[NDArray[Any]]]) -> Iterator[NDArray[Any]]:

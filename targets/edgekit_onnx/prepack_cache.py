@@ -31,12 +31,12 @@ from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
 from edgekit_onnx.data_file import DATA_FILE
+from edgekit_onnx.memory import PACKED_SHARE
 from edgekit_onnx.sessions import arithmetic
 
 LAYOUT = 1  # raise it whenever the format of the cache changes
 MANIFEST = "packed.json"
 _DEFAULT_LIMIT_BYTES = 16 * GIB
-SHARE_OF_WEIGHTS = 2.7  # size of originals and packed copies, with a tied table in two graphs
 # Private memory of the process that packs: 34 MB and 1.0 to 1.5 times the weights were measured.
 _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
@@ -68,7 +68,7 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedF
             os.utime(path)
             return PackedFolder(path, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
-        needed = int(weights * SHARE_OF_WEIGHTS)
+        needed = int(weights * PACKED_SHARE)
         if needed > limit:
             return PackedFolder(
                 None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"

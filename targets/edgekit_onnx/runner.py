@@ -7,7 +7,8 @@ once for each shape; afterwards only the values in the buffers change.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -104,10 +105,11 @@ class Runner:
                     self._total[0] = max(call.lengths) - (tokens - end)
                     self._num_kept[0] = max(0, min(kept, end) - row)
                     piece = (count, row, end)
+                    bind = partial(self._bind, index, running, arena, slot, piece, call.keeps_hidden)
                     if attention is None:
-                        binding = self._binding(index, running, arena, slot, piece, call.keeps_hidden)
+                        binding = self._kept((arena, index, slot, piece, call.keeps_hidden), bind)
                     else:
-                        binding = self._bind(index, running, arena, slot, piece, call.keeps_hidden)
+                        binding = bind()
                         _bind_attention(binding, part, attention)
                     session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
@@ -124,10 +126,9 @@ class Runner:
                 logits = self._new_rows(rows)
                 self._head.run_with_iobinding(self._head_binding(start, logits), self._options.usual)
                 return logits
-            key = (self._head, self._last, start, rows)
-            if key not in self._bound:
-                self._bound[key] = self._head_binding(start, self._logits[:rows])
-            self._head.run_with_iobinding(self._kept(key), self._options.usual)
+            bind = partial(self._head_binding, start, self._logits[:rows])
+            binding = self._kept((self._head, self._last, start, rows), bind)
+            self._head.run_with_iobinding(binding, self._options.usual)
         logits = self._new_rows(rows)
         logits[:] = self._logits[:rows]
         return logits
@@ -176,31 +177,18 @@ class Runner:
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 
-    def _kept(self, key: tuple[object, ...]) -> Any:
-        """Return a cached binding, and drop the least recently used ones."""
+    def _kept(self, key: tuple[object, ...], bind: Callable[[], Any]) -> Any:
+        """Return a binding that is kept, or make it; drop the least recently used ones.
+
+        The arena is part of a key, so its memory stays alive. A part's session is not: an open arena is always run by
+        the same ones.
+        """
+        if key not in self._bound:
+            self._bound[key] = bind()
         self._bound.move_to_end(key)
         while len(self._bound) > _KEPT_BINDINGS:
             self._bound.popitem(last=False)
         return self._bound[key]
-
-    def _binding(
-        self,
-        index: int,
-        running: StateSessions,
-        arena: KVArena,
-        slot: int,
-        piece: tuple[int, int, int],
-        keeps_hidden: bool,
-    ) -> Any:
-        """Return the cached binding of one part for a piece of a call, or make it.
-
-        The arena is part of the key, so its memory stays alive.
-        """
-        # The sessions are not part of the key: an open arena is always run by the same ones.
-        key = (arena, index, slot, piece, keeps_hidden)
-        if key not in self._bound:
-            self._bound[key] = self._bind(index, running, arena, slot, piece, keeps_hidden)
-        return self._kept(key)
 
     def _bind(
         self,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from edgekit.enginekit.spinning import spin_us
 from edgekit.errors import TargetFailed, TargetMissing, vendor_errors
-from edgekit_onnx.kernels import DISABLES_KLEIDIAI, KLEIDIAI, arm_kernels
 from edgekit_onnx.product_kernels import ProductKernels
 
 
@@ -27,7 +26,7 @@ def arithmetic(kernels: ProductKernels | None = None) -> str:
     """Return onnxruntime's version and the kernels in use, for which exactness and packed weights are valid."""
     import onnxruntime
 
-    return f"{onnxruntime.__version__}{arm_kernels()}{kernels.sha256 if kernels else ''}"
+    return f"{onnxruntime.__version__}{kernels.sha256 if kernels else ''}"
 
 
 def options(threads: int, packs: bool = True, *, in_order: bool = False, kernels: ProductKernels | None = None) -> Any:
@@ -51,7 +50,8 @@ def options(threads: int, packs: bool = True, *, in_order: bool = False, kernels
     if not packs:
         chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    chosen.add_session_config_entry(DISABLES_KLEIDIAI, str(int(arm_kernels() != KLEIDIAI)))
+    # Arm's kernels for 4-bit weights round activations more coarsely: seven times the KL, and results depend on chunks.
+    chosen.add_session_config_entry("mlas.disable_kleidiai", "1")
     # Spin long enough for the gap between two operators, but stop with the call, or one session starves the next.
     spins_for = spin_us()
     chosen.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins_for > 0)))

@@ -105,6 +105,9 @@ class _Stored:
         if node.op_type in ("MoE", "QMoE"):
             self.experts[str(node.name)] = node
         inputs = ["" if value is None else str(value.name) for value in node.inputs]
+        if node.op_type in ("Cast", "Expand") and inputs[0] in self.constants:  # of scales
+            values, *sizes = (self.constants[name] for name in inputs)
+            self.constants[str(node.outputs[0].name)] = np.broadcast_to(values, tuple(sizes[0])) if sizes else values
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             attributes = {name: attribute.as_int() for name, attribute in node.attributes.items()}
             values = self.constants[inputs[0 if node.op_type == "GatherBlockQuantized" else 1]]

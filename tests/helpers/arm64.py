@@ -338,7 +338,7 @@ def run_tests(guest: Guest) -> None:
 
 def here() -> dict[str, str]:
     """Return this process's environment without variables that point another interpreter to this one's packages."""
-    dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EDGEKIT_KLEIDIAI")
+    dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in dropped} | {"OMP_NUM_THREADS": "1"}
 
 

@@ -379,6 +379,16 @@ def test_a_plan_takes_a_budget_of_bits() -> None:
         make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.9))
 
 
+@pytest.mark.parametrize(("target", "kind"), [("onnx", "s4"), ("llamacpp", "s4"), ("mlx", "s4"), ("executorch", "s8")])
+def test_an_embedding_that_is_only_looked_up_takes_four_bits_where_it_can(target: str, kind: str) -> None:
+    request = PlanRequest(target=target, recipe=RECIPES["balanced"], context=512)
+    device, own = [PROFILES["macbook-m4-16gb" if target == "mlx" else "laptop-x86-16gb"]], MODELS["LLAMA_31_8B"]
+    stored, shared = own._replace(is_stored=True), MODELS["LLAMA_32_1B"]
+    for subject, expected in ((own, kind), (stored, "s8"), (shared, "s8")):
+        (plan,) = resolve(subject, device, TARGETS, request)
+        assert plan.recipe.format_of(next(iter(plan.model.tensors()))).kind == expected
+
+
 BOARD = "raspberry-pi-5-8gb"
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from edgekit.model.families.fields import Fields
-from edgekit.model.families.positions import read_rope
 from edgekit.model.families.shapes import (
     MAX_LAYERS,
     Defaults,
     Shapes,
-    read_activation,
     read_kinds,
     read_shapes,
     read_switched_window,
@@ -21,17 +19,7 @@ from edgekit.model.spec import ModelSpec
 def read_llama(fields: Fields, name: str) -> ModelSpec:
     """Read Llama 2 and 3.x, SmolLM2 and others of model_type llama."""
     shapes = read_shapes(fields, Defaults(positions=2048))
-    bias = fields.flag("attention_bias", False)
-    return shapes.spec(
-        name,
-        "llama",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+    return shapes.spec(name, "llama", **shapes.biases(), mlp_bias=fields.flag("mlp_bias", False))
 
 
 def read_mistral(fields: Fields, name: str) -> ModelSpec:
@@ -43,9 +31,7 @@ def read_mistral(fields: Fields, name: str) -> ModelSpec:
     return shapes.spec(
         name,
         "mistral",
-        tuple(shapes.layer(window if kind == "sliding_attention" else None) for kind in kinds),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        shapes.layers_of(kinds, window),
         exportable="layer_types differ, which model_type mistral ignores when it runs; is it a ministral?"
         if mixed
         else None,
@@ -55,30 +41,13 @@ def read_mistral(fields: Fields, name: str) -> ModelSpec:
 def read_qwen2(fields: Fields, name: str) -> ModelSpec:
     """Read Qwen2: biases on q, k and v; with `use_sliding_window`, layers from `max_window_layers` on are windowed."""
     shapes = read_shapes(fields, Defaults(positions=32_768, kv_heads=32))
-    return shapes.spec(
-        name,
-        "qwen2",
-        _qwen_layers(fields, shapes),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
-        qkv_bias=True,
-    )
+    return shapes.spec(name, "qwen2", _qwen_layers(fields, shapes), qkv_bias=True)
 
 
 def read_qwen3(fields: Fields, name: str) -> ModelSpec:
     """Read Qwen3: as Qwen2, with norms on q and k instead of the biases."""
     shapes = read_shapes(fields, Defaults(positions=32_768, kv_heads=32, head_dim=128))
-    bias = fields.flag("attention_bias", False)
-    return shapes.spec(
-        name,
-        "qwen3",
-        _qwen_layers(fields, shapes),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
-        qk_norm=True,
-        qkv_bias=bias,
-        output_bias=bias,
-    )
+    return shapes.spec(name, "qwen3", _qwen_layers(fields, shapes), qk_norm=True, **shapes.biases())
 
 
 def _qwen_layers(fields: Fields, shapes: Shapes) -> tuple[Layer, ...]:
@@ -86,7 +55,7 @@ def _qwen_layers(fields: Fields, shapes: Shapes) -> tuple[Layer, ...]:
     first = fields.count("max_window_layers", MAX_LAYERS, 28, least=0)
     default = tuple("sliding_attention" if index >= first else "full_attention" for index in range(shapes.layers))
     kinds = read_kinds(fields, shapes.layers, default)
-    return tuple(shapes.layer(window if kind == "sliding_attention" else None) for kind in kinds)
+    return shapes.layers_of(kinds, window)
 
 
 def read_smollm3(fields: Fields, name: str) -> ModelSpec:
@@ -99,7 +68,6 @@ def read_smollm3(fields: Fields, name: str) -> ModelSpec:
     kinds = read_kinds(
         fields, shapes.layers, tuple("full_attention" if turn else "sliding_attention" for turn in turns)
     )
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "smollm3",
@@ -107,10 +75,8 @@ def read_smollm3(fields: Fields, name: str) -> ModelSpec:
             shapes.layer(window if kind == "sliding_attention" else None, rope="default" if turn else None)
             for kind, turn in zip(kinds, turns, strict=True)
         ),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=2_000_000.0)},
-        activation=read_activation(fields, "hidden_act", "silu"),
-        qkv_bias=bias,
-        output_bias=bias,
+        rope=shapes.rope(theta=2_000_000.0),
+        **shapes.biases(),
         mlp_bias=fields.flag("mlp_bias", False),
     )
 
@@ -122,8 +88,7 @@ def read_phi3(fields: Fields, name: str) -> ModelSpec:
         name,
         "phi3",
         (shapes.layer(read_window(fields)),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, partial=1.0, original=4096)},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=shapes.rope(partial=1.0, original=4096),
         fused_qkv=True,
         fused_gate_up=True,
     )

@@ -10,7 +10,6 @@ from edgekit.model.families.shapes import (
     MAX_LAYERS,
     Defaults,
     alternating,
-    read_activation,
     read_kinds,
     read_shapes,
     read_switched_window,
@@ -43,8 +42,7 @@ def read_mixtral(fields: Fields, name: str) -> ModelSpec:
         name,
         "mixtral",
         (shapes.layer(read_window(fields), experts=True),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=shapes.rope(theta=1_000_000.0),
         experts=experts,
     )
 
@@ -63,7 +61,6 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     dense = fields.counts("mlp_only_layers", MAX_LAYERS) or ()
     step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
     window = read_switched_window(fields, 4096)
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "qwen3_moe",
@@ -71,12 +68,9 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
             shapes.layer(window, experts=index not in dense and (index + 1) % step == 0)
             for index in range(shapes.layers)
         ),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
         experts=experts.model_copy(update={"normalise": fields.flag("norm_topk_prob", False)}),
         qk_norm=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        **shapes.biases(),
     )
 
 
@@ -139,8 +133,7 @@ def read_gpt_oss(fields: Fields, name: str) -> ModelSpec:
         name,
         "gpt_oss",
         tuple(shapes.layer(window if kind == "sliding_attention" else None, experts=True) for kind in kinds),
-        ropes={"default": rope},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=rope,
         experts=experts.model_copy(update={"linear_bias": True, "swiglu": swiglu}),
         attention_sinks=True,
         qkv_bias=bias,

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.model.families.experts import MAX_EXPERTS, read_experts
 from edgekit.model.families.fields import Fields
-from edgekit.model.families.positions import read_rope, read_ropes_by_kind
+from edgekit.model.families.positions import read_ropes_by_kind
 from edgekit.model.families.shapes import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -44,9 +44,8 @@ def read_gemma2(fields: Fields, name: str) -> ModelSpec:
     return shapes.spec(
         name,
         "gemma2",
-        tuple(shapes.layer(window if kind == "sliding_attention" else None) for kind in kinds),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        **_common(fields, shapes),
+        shapes.layers_of(kinds, window),
+        **_common(shapes),
         **_scaled(fields),
         norm_offset=True,
         attention_softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
@@ -73,7 +72,7 @@ def read_gemma3(fields: Fields, name: str) -> ModelSpec:
         "gemma3_text",
         tuple(shapes.layer_of(kind, window) for kind in kinds),
         ropes=read_ropes_by_kind(fields, shapes.head_dim, shapes.head_dim, shapes.max_positions),
-        **_common(fields, shapes),
+        **_common(shapes),
         **_scaled(fields),
         norm_offset=True,
         qk_norm=True,
@@ -100,7 +99,7 @@ def read_gemma3n(fields: Fields, name: str) -> ModelSpec:
             for index, kind in enumerate(kinds)
         ),
         ropes=read_ropes_by_kind(fields, shapes.head_dim, shapes.head_dim, shapes.max_positions),
-        **_common(fields, shapes),
+        **_common(shapes),
         attention_scale=1.0,
         qk_norm=True,
         logit_softcap=_softcap(fields, "final_logit_softcapping", 30.0),
@@ -155,7 +154,7 @@ def read_gemma4(fields: Fields, name: str) -> ModelSpec:
         "gemma4_text",
         tuple(layers),
         ropes=ropes,
-        **_common(fields, shapes),
+        **_common(shapes),
         attention_scale=1.0,
         qk_norm=True,
         logit_softcap=_softcap(fields, "final_logit_softcapping"),
@@ -167,15 +166,13 @@ def read_gemma4(fields: Fields, name: str) -> ModelSpec:
     )
 
 
-def _common(fields: Fields, shapes: Shapes) -> dict[str, Any]:
+def _common(shapes: Shapes) -> dict[str, Any]:
     """Return the spec fields common to all Gemmas: scaled embeddings, norms before and after, one switch for biases."""
-    bias = fields.flag("attention_bias", False)
     return {
-        "activation": read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        "activation": read_activation(shapes.fields, "hidden_activation", "gelu_pytorch_tanh"),
         "embedding_scale": math.sqrt(shapes.hidden_size),
         "post_norms": True,
-        "qkv_bias": bias,
-        "output_bias": bias,
+        **shapes.biases(),
     }
 
 

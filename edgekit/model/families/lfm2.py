@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from edgekit.model.families.fields import Fields
-from edgekit.model.families.positions import read_rope
 from edgekit.model.families.shapes import MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, Defaults, Shapes, read_shapes
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
@@ -28,7 +27,8 @@ def read_lfm2(fields: Fields, name: str) -> ModelSpec:
         name,
         "lfm2",
         _layers(fields, shapes),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
+        rope=shapes.rope(theta=1_000_000.0),
+        activation="silu",
         qk_norm=True,
         conv_bias=bias,
         naming="lfm2",

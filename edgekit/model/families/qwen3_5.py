@@ -26,7 +26,6 @@ def read_qwen3_5(fields: Fields, name: str) -> ModelSpec:
     )
     if "full_attention" not in kinds:
         raise fields.unsupported("layer_types", "has no layer of attention, which is not supported")
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "qwen3_5_text",
@@ -35,12 +34,10 @@ def read_qwen3_5(fields: Fields, name: str) -> ModelSpec:
             for kind in kinds
         ),
         ropes={"default": _rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
         qk_norm=True,
         norm_offset=True,
         attention_gate=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        **shapes.biases(),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from edgekit.model.families.fields import Fields
-from edgekit.model.families.positions import MAX_POSITIONS
-from edgekit.model.parts import Layer
+from edgekit.model.families.positions import MAX_POSITIONS, read_rope
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
 
 MAX_LAYERS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_VOCAB = 1 << 10, 1 << 20, 1 << 22, 1 << 24
@@ -37,8 +38,9 @@ class Defaults(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """The checked sizes of a decoder."""
+    """The checked sizes of a decoder, read from `fields`."""
 
+    fields: Fields
     hidden_size: int
     intermediate_size: int
     layers: int
@@ -62,8 +64,27 @@ class Shapes(NamedTuple):
         is_windowed = kind == "sliding_attention"
         return self.layer(window if is_windowed else None, rope="sliding" if is_windowed else "full", **changes)
 
-    def spec(self, name: str, family: str, layers: tuple[Layer, ...], **choices: Any) -> ModelSpec:
-        """Return the spec of the model; `choices` are further fields, set by the family."""
+    def layers_of(self, kinds: Iterable[str], window: int | None) -> tuple[Layer, ...]:
+        """Return the layers of a model in which some have a window."""
+        return tuple(self.layer(window if kind == "sliding_attention" else None) for kind in kinds)
+
+    def rope(self, *, interleaved: bool = False, **usual: Any) -> Rope:
+        """Read the rope of a model with one; `usual`: the family's defaults, as `read_rope` takes them."""
+        rope = read_rope(self.fields, self.head_dim, self.max_positions, **usual)
+        return rope.model_copy(update={"interleaved": interleaved})
+
+    def biases(self) -> dict[str, Any]:
+        """Return whether attention's products have biases, as fields of `ModelSpec`."""
+        bias = self.fields.flag("attention_bias", False)
+        return {"qkv_bias": bias, "output_bias": bias}
+
+    def spec(self, name: str, family: str, layers: tuple[Layer, ...] | None = None, **choices: Any) -> ModelSpec:
+        """Return the spec of the model; `choices` are the fields in which its family differs from Llama."""
+        layers = layers or (self.layer(),) * self.layers
+        if "ropes" not in choices:
+            choices["ropes"] = {"default": choices.pop("rope", None) or self.rope()}
+        if "activation" not in choices:
+            choices["activation"] = read_activation(self.fields, "hidden_act", "silu")
         sizes = {field: getattr(self, field) for field in self._fields if field in ModelSpec.model_fields}
         choices.setdefault("attention_scale", self.head_dim**-0.5)
         return ModelSpec(**{**sizes, "name": name, "family": family, "layers": layers, **choices})
@@ -84,6 +105,7 @@ def read_shapes(fields: Fields, defaults: Defaults) -> Shapes:
     vocab_size = fields.count("vocab_size", MAX_VOCAB, defaults.vocab_size)
     bos = fields.token_ids("bos_token_id", vocab_size)
     return Shapes(
+        fields=fields,
         hidden_size=hidden,
         intermediate_size=intermediate_size(fields, layers)[0],
         layers=layers,

@@ -50,6 +50,7 @@ def planned_from_shapes(
         family,
         (shapes.layer(rope=None),) * shapes.layers,
         ropes={},
+        activation="silu",
         exportable=(
             f"model_type {quote_short(family)} is sized by the few shapes that optimum knows of it, so bytes are "
             f"approximate; export supports {supported}"

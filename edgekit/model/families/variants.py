@@ -6,11 +6,12 @@ from typing import Any
 
 from edgekit.model.families.dense import read_llama
 from edgekit.model.families.fields import Fields
-from edgekit.model.families.positions import read_rope, read_ropes_by_kind
+from edgekit.model.families.positions import read_ropes_by_kind
 from edgekit.model.families.shapes import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
     Defaults,
+    Shapes,
     alternating,
     read_activation,
     read_kinds,
@@ -36,16 +37,12 @@ def read_granite(fields: Fields, name: str) -> ModelSpec:
 def read_arcee(fields: Fields, name: str) -> ModelSpec:
     """Read AFM: Llama with a squared ReLU that gates nothing."""
     shapes = read_shapes(fields, Defaults(positions=4096, epsilon=1e-5))
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "arcee",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
         activation=read_activation(fields, "hidden_act", "relu2"),
         gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
+        **shapes.biases(),
         mlp_bias=fields.flag("mlp_bias", False),
     )
 
@@ -53,13 +50,7 @@ def read_arcee(fields: Fields, name: str) -> ModelSpec:
 def read_olmo2(fields: Fields, name: str) -> ModelSpec:
     """Read OLMo 2: norms only after attention and feed-forward, and over all heads of q and k together."""
     shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
-    return shapes.spec(
-        name,
-        "olmo2",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        **_olmo(fields),
-    )
+    return shapes.spec(name, "olmo2", **_olmo(shapes))
 
 
 def read_olmo3(fields: Fields, name: str) -> ModelSpec:
@@ -74,20 +65,17 @@ def read_olmo3(fields: Fields, name: str) -> ModelSpec:
         ropes=read_ropes_by_kind(
             fields, shapes.head_dim, shapes.head_dim, shapes.max_positions, theta=500_000.0, local_theta=None
         ),
-        **_olmo(fields),
+        **_olmo(shapes),
     )
 
 
-def _olmo(fields: Fields) -> dict[str, Any]:
-    bias = fields.flag("attention_bias", False)
+def _olmo(shapes: Shapes) -> dict[str, Any]:
     return {
-        "activation": read_activation(fields, "hidden_act", "silu"),
         "qk_norm": True,
         "qk_norm_span": "layer",
         "pre_norms": False,
         "post_norms": True,
-        "qkv_bias": bias,
-        "output_bias": bias,
+        **shapes.biases(),
     }
 
 
@@ -106,8 +94,6 @@ def read_exaone4(fields: Fields, name: str) -> ModelSpec:
             else shapes.layer(rope="default" if window is None else None)
             for kind in kinds
         ),
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
-        activation=read_activation(fields, "hidden_act", "silu"),
         qk_norm=True,
         pre_norms=False,
         post_norms=True,
@@ -132,13 +118,10 @@ def read_ernie4_5(fields: Fields, name: str) -> ModelSpec:
     defaults = Defaults(positions=131_072, epsilon=1e-5, tied=True, kv_heads=2, head_dim=128)
     shapes = read_shapes(fields, defaults)
     bias = fields.flag("use_bias", False)
-    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=500_000.0)
     return shapes.spec(
         name,
         "ernie4_5",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": rope.model_copy(update={"interleaved": True})},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=shapes.rope(theta=500_000.0, interleaved=True),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
@@ -159,18 +142,14 @@ def read_hunyuan(fields: Fields, name: str) -> ModelSpec:
     shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
     if fields.count("attention_head_dim", MAX_HEAD_DIM, shapes.head_dim) != shapes.head_dim:
         raise fields.refusal("attention_head_dim", f"is not the head_dim, {shapes.head_dim}; keep the right one")
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "hunyuan_v1_dense",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, alpha=True)},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=shapes.rope(alpha=True),
         qk_norm=True,
         norms_after_rope=True,
         naming="hunyuan",
-        qkv_bias=bias,
-        output_bias=bias,
+        **shapes.biases(),
     )
 
 
@@ -180,32 +159,23 @@ def read_ministral3(fields: Fields, name: str) -> ModelSpec:
     Within the trained positions the factor is one, so the context is limited to them.
     """
     shapes = read_shapes(fields, Defaults(positions=262_144, epsilon=1e-5, kv_heads=8, head_dim=128))
-    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)
+    rope = shapes.rope(theta=1_000_000.0)
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
     if section is None:
         raise fields.missing("rope_parameters")
     growth = section.number("llama_4_scaling_beta", 0.0, 1e3, default=0.0)
     if growth and rope.original_positions is not None:
         shapes = shapes._replace(max_positions=min(shapes.max_positions, rope.original_positions))
-    return shapes.spec(
-        name,
-        "ministral3",
-        (shapes.layer(read_window(fields)),) * shapes.layers,
-        ropes={"default": rope},
-        activation=read_activation(fields, "hidden_act", "silu"),
-    )
+    return shapes.spec(name, "ministral3", (shapes.layer(read_window(fields)),) * shapes.layers, rope=rope)
 
 
 def read_glm(fields: Fields, name: str) -> ModelSpec:
     """Read GLM-4 of 2024 and GLM-Edge."""
     shapes = read_shapes(fields, Defaults(positions=131_072, epsilon=1.5625e-7, kv_heads=2, head_dim=128))
-    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, partial=0.5)
     return shapes.spec(
         name,
         "glm",
-        (shapes.layer(),) * shapes.layers,
-        ropes={"default": rope.model_copy(update={"interleaved": True})},
-        activation=read_activation(fields, "hidden_act", "silu"),
+        rope=shapes.rope(partial=0.5, interleaved=True),
         qkv_bias=fields.flag("attention_bias", True),
         fused_gate_up=True,
     )
@@ -222,18 +192,14 @@ def read_cohere2(fields: Fields, name: str) -> ModelSpec:
     window = read_window(fields, 4096)
     pattern = fields.count("sliding_window_pattern", MAX_LAYERS, 4)
     kinds = read_kinds(fields, shapes.layers, alternating(shapes.layers, pattern))
-    rope = read_rope(fields, shapes.head_dim, shapes.max_positions)
-    bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,
         "cohere2",
         tuple(shapes.layer(window) if kind == "sliding_attention" else shapes.layer(rope=None) for kind in kinds),
-        ropes={"default": rope.model_copy(update={"interleaved": True})},
+        rope=shapes.rope(interleaved=True),
         norm_epsilon=fields.number("layer_norm_eps", 0.0, 1.0, 1e-5),
         centred_norms=True,
         parallel=True,
         logit_scale=fields.number("logit_scale", 1e-6, 1e6, default=0.0625),
-        activation=read_activation(fields, "hidden_act", "silu"),
-        qkv_bias=bias,
-        output_bias=bias,
+        **shapes.biases(),
     )

@@ -93,7 +93,7 @@ def test_exact_mode_is_refused_where_kernels_differ(monkeypatch: pytest.MonkeyPa
 @RULE
 def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, kernels take other steps for other even numbers of tokens."""
-    monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
+    monkeypatch.setattr("edgekit_onnx.exactness.is_arm64", lambda: True)
     made = onnx_model("llama", "s4-g64", FAST, exits=(1,))
     sizes = set()
 
@@ -111,7 +111,7 @@ def test_exact_mode_on_arm64_feeds_single_tokens(monkeypatch: pytest.MonkeyPatch
 
 @RULE
 def test_exact_mode_on_arm64_refuses_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
+    monkeypatch.setattr("edgekit_onnx.exactness.is_arm64", lambda: True)
     made = onnx_model("lfm2", "s4-g32", FAST)
     assert made.open().capabilities.exact == "never"
     with pytest.raises(Unsupported, match="recurrent part of this model's layers does not allow"):
