@@ -16,12 +16,12 @@ from edgekit.artifact.gguf_file import TARGET, open_file
 from edgekit.common.content_store import bounded_store
 from edgekit.common.files import is_gguf
 from edgekit.contracts.installed import holds_artifact
-from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.source import (
     BUNDLED,
     DEMO_ARTIFACT,
+    DEMO_WEIGHTS,
     ModelSource,
-    may_export,
     open_source,
     open_tensors,
     unknown_model,
@@ -39,8 +39,8 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
 
     An artifact of the cache is held until the running command ends, so that no other process removes it.
 
-    `demo` comes with one. Another model's is planned and exported where the cache has none yet. A line on stderr names
-    the choice and its reason.
+    `demo` comes with one for onnx. Any other is planned and exported where the cache has none yet. A line on stderr
+    names the choice and its reason.
     """
     path, context, target = Path(model), opening.context, opening.target
     if holds_artifact(path) or not _names_model(model):
@@ -82,23 +82,13 @@ def check(entry: Path) -> None:
 
 
 def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
-    """Return whether the shipped artifact of `demo` can answer here; print a line about it to stderr.
-
-    If not, a clone can export the model; elsewhere `TargetMissing` or `InvalidInput` is raised.
-    """
+    """Return whether the shipped artifact of `demo` can answer here; if so, print a line about it to stderr."""
     artifact = read_manifest(DEMO_ARTIFACT)
-    plan, missing = artifact.plan, artifact.target().missing()
-    is_target = target in (None, plan.target)
-    if missing is None and is_target and (context is None or context <= plan.context):
-        click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
-        return True
-    if may_export("demo"):
+    plan = artifact.plan
+    if target not in (None, plan.target) or (context or 0) > plan.context or artifact.target().missing() is not None:
         return False
-    if not is_target:
-        raise InvalidInput(f"target {target}: demo comes as an artifact for {plan.target} alone; leave it out")
-    if missing is not None:
-        raise TargetMissing(f"demo comes as an artifact for {plan.target} alone: {missing}")
-    raise InvalidInput(f"--context {context}: the artifact of demo has a context of {plan.context}; give at most that")
+    click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
+    return True
 
 
 def _names_model(model: str) -> bool:
@@ -110,7 +100,9 @@ def _names_model(model: str) -> bool:
 
 
 def _opened(model: str) -> ModelSource:
-    """Open the model with its weights; prefer the copy in the hub's cache."""
+    """Open the model with its weights; prefer the copy in the hub's cache, and what comes with edgekit."""
+    if model == "demo":
+        return open_source(DEMO_WEIGHTS)._replace(given=model)
     try:
         return open_source(model, need_weights=True, offline=True)
     except InvalidInput:

@@ -24,7 +24,6 @@ from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput
-from edgekit.model.source import may_export
 from edgekit.planner import gpu_layers
 from edgekit.planner.make import targets_for
 from edgekit.planner.memory import explain
@@ -87,9 +86,7 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
             _print_plan(console, plan, shown)
     if refusal is not None:
         raise _shown(refusal, shown)
-    if not may_export(model):
-        following = 'run demo "def fibonacci(n):"'
-    elif shown.output is not None:
+    if shown.output is not None:
         following = f"export {quote(model)} --plan {quote(str(shown.output))} -o OUT"
     else:
         words = [*as_typed("devices", "request"), "-o", quote(f"{plans[0].model.name}.edgekit")]

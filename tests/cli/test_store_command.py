@@ -10,14 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-import edgekit_onnx
 import pytest
 from click.testing import CliRunner
 
 from edgekit import OpenOptions
 from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
-from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
+from edgekit.errors import EdgekitError
 from edgekit.model.source import DEMO_ARTIFACT, open_source
 from edgekit.plugins import load_target, target_names
 
@@ -169,21 +168,6 @@ def test_demo_is_answered_by_the_artifact_in_the_package_where_it_cannot_be_writ
     after = {path: path.stat() for path in [place, *place.iterdir()]}
     assert [each.st_mtime_ns for each in after.values()] == [each.st_mtime_ns for each in before.values()]
     assert "artifacts" not in kept()
-
-
-def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_artifact_for, "may_export", lambda name: False)
-    with monkeypatch.context() as without_onnx:
-        without_onnx.setattr(edgekit_onnx, "version_of", lambda name: None)
-        with pytest.raises(
-            TargetMissing, match=r"demo comes as an artifact for onnx alone: .*pip install 'edgekit\[onnx"
-        ):
-            _artifact_for.artifact_for("demo", OpenOptions())
-    pytest.importorskip("onnxruntime")
-    with pytest.raises(InvalidInput, match="--context 4096: the artifact of demo has a context of 2048; give at most"):
-        _artifact_for.artifact_for("demo", OpenOptions(context=4096))
-    with pytest.raises(InvalidInput, match="target mlx: demo comes as an artifact for onnx alone; leave it out"):
-        _artifact_for.artifact_for("demo", OpenOptions(target="mlx"))
 
 
 @pytest.mark.llamacpp
