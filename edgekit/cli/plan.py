@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -23,6 +24,7 @@ from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import needs_text
 from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.planner import gpu_layers
 from edgekit.planner.make import targets_for
@@ -93,6 +95,9 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
         following = f"export {quote(model)} {' '.join(words)}"
     written = "" if shown.output is None else f"written to {shown.output}; "
     click.echo(f"{written}next: edgekit {following}")
+    made = (plan.quantisation is not None or not needs_text(plan.recipe, plan.model) for plan in plans)
+    if not all(made) and find_spec("torch") is None:
+        announce("making this here needs torch: pip install 'edgekit[quantize]'; without it, export rounds to 8 bits")
 
 
 def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:

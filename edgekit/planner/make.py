@@ -24,7 +24,7 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
-from edgekit.quant.effort import calibration_text
+from edgekit.quant.effort import calibration_text, why_rounded
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
@@ -70,7 +70,8 @@ def make_plans(
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
-    subject = subject._replace(method=_method(source, neutral, request.recipe, chosen_by))
+    method = _method(source, neutral, request.recipe, chosen_by)
+    subject = subject._replace(method=method, rounds=_rounds(source, request, chosen_by))
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -119,6 +120,14 @@ def _method(
         return chosen_by.method or "gptq"
     text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
     return "rtn" if text is None else chosen_by.method or "gptq"
+
+
+def _rounds(source: ModelSource, request: PlanRequest, chosen_by: QuantOptions | None) -> bool:
+    """Return whether an export takes a recipe that rounding alone makes, because it must or should be quick."""
+    if chosen_by is None or request.recipe is not None or chosen_by.calibrate is not None:
+        return False
+    is_open = chosen_by.method in (None, "rtn") and chosen_by.effort in (None, "quick")
+    return is_open and why_rounded(source, chosen_by.effort) is not None
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

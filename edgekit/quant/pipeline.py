@@ -30,7 +30,7 @@ from edgekit.contracts.neutral import (
     weights_store,
 )
 from edgekit.contracts.plan import Method, source_notes
-from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
+from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, needs_text, weight_bytes
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import ModelSource, open_source, open_tensors
@@ -131,7 +131,7 @@ def are_kept(
 
 def computes(recipe: Recipe, method: Method, model: ModelSpec) -> bool:
     """Return True if integers are chosen by running the model, for which torch is needed. Rounding needs none."""
-    return is_calibrated(method) or recipe.smooth or budget_bytes(recipe, model) is not None
+    return is_calibrated(method) or needs_text(recipe, model)
 
 
 def need_torch() -> None:
