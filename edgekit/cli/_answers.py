@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
+import edgekit
 from edgekit.cli._options import SomeFields, adapter_of
+from edgekit.cli._progress import announce
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output
 from edgekit.common.footprint import footprint
@@ -28,6 +30,7 @@ from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.memory.report import MemoryReport, show
 from edgekit.runtime.metrics import Timings
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.options import GenerationParams
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.speculation import SpeculationReport
@@ -38,6 +41,7 @@ _MAX_GRAMMAR_BYTES = 1 << 20
 # What people set in a terminal; Python, the server and the line `/set` of a chat have every field.
 SAMPLING = SomeFields(Sampling, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"))
 STOPPING = SomeFields(Stopping, ("max_tokens", "stop"))
+_SLOW_S = 1.5
 _LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 
@@ -132,6 +136,20 @@ def show_metrics(runtime: Runtime, seconds: float) -> str:
             *(_show_speculation(metrics.model_dump(), speculation.model_dump()) if speculation else ()),
         )
     )
+
+
+@contextmanager
+def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
+    """Open an artifact; on a terminal, a line says that it is being opened where that takes seconds."""
+    telling = threading.Timer(_SLOW_S, announce, [f"opening {artifact}"])
+    if sys.stderr.isatty():
+        telling.start()
+    try:
+        runtime = edgekit.open(artifact, options)
+    finally:
+        telling.cancel()
+    with runtime:
+        yield runtime
 
 
 def show_notes(runtime: Runtime) -> None:

@@ -16,6 +16,7 @@ from edgekit.cli._answers import (
     generation_options,
     kept_prefixes,
     load_adapters,
+    opened,
     show_notes,
 )
 from edgekit.cli._artifact_for import artifact_for
@@ -63,7 +64,7 @@ def command(
     artifact = artifact_for(model, opening)
     began = perf_counter()
     with (
-        edgekit.open(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
+        opened(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.engine.capabilities.generates:

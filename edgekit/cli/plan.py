@@ -146,7 +146,9 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
     columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
-    click.echo("tok/s: a range; quality: share of top tokens kept, ~ marks a prior")
+    click.echo(
+        "tok/s: a range; quality: how often the float model's likeliest next token stays the likeliest, ~ marks a prior"
+    )
 
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from threading import Event
 
 import pytest
 from click.testing import CliRunner
@@ -20,9 +21,10 @@ from rich.console import Console
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
-from edgekit.cli import command, main
+from edgekit.cli import _answers, command, main
 from edgekit.cli._answers import is_repeating
 from edgekit.cli._markdown import _print, _silent_keys, split_blocks
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
 GREEDY = ("--temperature", "0")
@@ -350,3 +352,16 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(artifact: Path) -> Non
     assert process.poll() is None
     _, err = process.communicate(b"/stats\n/exit\n", timeout=30)
     assert process.returncode == 0 and b"Traceback" not in err and b"tokens/s" in err
+
+
+def test_a_terminal_is_told_of_an_opening_that_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, told = list[str](), Event()
+    monkeypatch.setattr(_answers, "_SLOW_S", 0.0)
+    monkeypatch.setattr(_answers, "announce", lambda text: (said.append(text), told.set()))
+    monkeypatch.setattr(edgekit, "open", lambda artifact, options: nullcontext(told.wait(60)))
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
+        told.clear() if is_terminal else told.set()
+        with _answers.opened(Path("my.edgekit"), OpenOptions()) as opened:
+            assert opened
+    assert said == ["opening my.edgekit"]
