@@ -140,7 +140,7 @@ def show_metrics(runtime: Runtime, seconds: float) -> str:
 
 @contextmanager
 def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
-    """Open an artifact; on a terminal, a line says that it is being opened where that takes seconds."""
+    """Open an artifact and print its notes; a terminal is told where that takes seconds."""
     telling = threading.Timer(_SLOW_S, announce, [f"opening {artifact}"])
     if sys.stderr.isatty():
         telling.start()
@@ -149,13 +149,9 @@ def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
     finally:
         telling.cancel()
     with runtime:
+        for note in runtime.notes:
+            click.echo(f"note: {note}", err=True)
         yield runtime
-
-
-def show_notes(runtime: Runtime) -> None:
-    """Print the runtime's notes on differences from the plan or the request."""
-    for note in runtime.notes:
-        click.echo(f"note: {note}", err=True)
 
 
 def write(text: str) -> None:

@@ -66,7 +66,11 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
             export_here(source, context, target, folder / _ARTIFACT, folder / _WEIGHTS)
         shutil.rmtree(folder / _WEIGHTS, ignore_errors=True)  # packed into the artifact: a second copy of the model
 
-    place, hold = store.hold(_key(source, context, target), make, lambda entry: check(entry), _say_waiting)
+    def say_waiting(holder: str) -> None:
+        click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)
+
+    key = _key(source, context, target)
+    place, hold = store.hold(key, make, lambda entry: open_artifact(entry / _ARTIFACT), say_waiting)
     context_of_command = click.get_current_context(silent=True)
     if context_of_command is not None:
         context_of_command.call_on_close(hold.close)
@@ -74,11 +78,6 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
     if not is_made:
         click.echo(f"edgekit: {model} as {read_manifest(artifact).plan.built_as}, made earlier", err=True)
     return artifact
-
-
-def check(entry: Path) -> None:
-    """Check a store entry's artifact. Raises `EdgekitError` if it is missing or damaged."""
-    open_artifact(entry / _ARTIFACT)
 
 
 def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
@@ -114,7 +113,3 @@ def _key(source: ModelSource, context: int | None, target: str | None) -> str:
         hashes = source_hashes(source.folder, tensors)
     described = {"source": hashes, "context": context, "target": target, "edgekit": edgekit.__version__}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _say_waiting(holder: str) -> None:
-    click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)

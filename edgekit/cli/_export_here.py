@@ -12,7 +12,6 @@ from edgekit.artifact.export import ExportOptions, check_export
 from edgekit.cli._progress import announce, progress_display, reporter
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import is_neutral
-from edgekit.contracts.plan import Plan
 from edgekit.errors import TargetMissing
 from edgekit.model.source import ModelSource
 from edgekit.planner.make import make_plans
@@ -23,9 +22,19 @@ from edgekit.quant.options import QuantOptions
 
 
 def export_here(source: ModelSource, context: int | None, target: str | None, out: Path, store: Path) -> None:
-    """Export `source` to `out`, with neutral weights in `store`; print the choice and its reason to stderr."""
+    """Export `source` to `out` as `export --effort quick` does; print the choice and its reason to stderr.
+
+    That takes seconds; calibrating 4 bits takes minutes. Nor are engines timed, so that the first answer comes sooner.
+    """
     began = perf_counter()
-    plan = _plan(source, context, target)
+    working = [name for name in target_names() if load_target(name).missing() is None]
+    if target is None and len(working) == 1:
+        target = working[0]  # even if plans take it only when it is named
+    request, quick = PlanRequest(context=context, target=target), QuantOptions(effort="quick")
+    (plan,) = make_plans(source, ["this"], request, may_measure=False, chosen_by=quick)
+    missing = load_target(plan.target).missing()
+    if missing is not None:
+        raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")
     check_export(plan, out, source)
     announce(
         f"making {source.given} as {plan.built_as} for this machine: "
@@ -39,19 +48,3 @@ def export_here(source: ModelSource, context: int | None, target: str | None, ou
         options = ExportOptions(effort="quick" if has_choice else None, store=store, report=reporter(progress))
         build(source, [(plan, out)], options)
     click.echo(f"edgekit: made in {perf_counter() - began:.0f} s and kept (edgekit store ls)", err=True)
-
-
-def _plan(source: ModelSource, context: int | None, target: str | None) -> Plan:
-    """Plan what `export --effort quick` makes, which takes seconds; calibrating 4 bits takes minutes.
-
-    Engines are not timed here, so that the first answer comes sooner.
-    """
-    working = [name for name in target_names() if load_target(name).missing() is None]
-    if target is None and len(working) == 1:
-        target = working[0]  # even if plans take it only when it is named
-    request, quick = PlanRequest(context=context, target=target), QuantOptions(effort="quick")
-    (plan,) = make_plans(source, ["this"], request, may_measure=False, chosen_by=quick)
-    missing = load_target(plan.target).missing()
-    if missing is not None:
-        raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")
-    return plan

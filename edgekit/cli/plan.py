@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 from pydantic import Field
@@ -68,7 +68,10 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
             f"--output {shown.output} holds one plan, and {count} devices were given; run it once per device"
         )
     check_output(shown.output)
-    plans, refusal = plans_that_fit(lambda names: _plans(model, names, devices, request), devices.names())
+    given: dict[str, Any] = {"draft": devices.draft, "profiles": devices.profiles, **dict(request)}
+    plans, refusal = plans_that_fit(
+        lambda names: edgekit.plan(model, names, announce=announce, **given), devices.names()
+    )
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
             raise _shown(refusal, shown)
@@ -108,17 +111,6 @@ def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
     return DoesNotFit(str(refusal))
 
 
-def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequest) -> list[Plan]:
-    return edgekit.plan(
-        model,
-        names,
-        draft=devices.draft,
-        profiles=devices.profiles,
-        announce=announce,
-        **dict(request),
-    )
-
-
 def _kept(plan: Plan) -> str:
     """Format the context, window and sequences of a plan."""
     kept = f"context {plan.context:,}"
@@ -146,9 +138,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
     columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
-    click.echo(
-        "tok/s: a range; quality: how often the float model's likeliest next token stays the likeliest, ~ marks a prior"
-    )
+    click.echo("tok/s: a range; quality: how often the likeliest token stays; ~ marks a prior")
 
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:

@@ -21,7 +21,6 @@ from edgekit.cli._answers import (
     load_adapters,
     opened,
     show_metrics,
-    show_notes,
     show_statistics,
     statistics,
     why_cut,
@@ -112,7 +111,6 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     began = perf_counter()
     with opened(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
         opened_s = perf_counter() - began
-        show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
@@ -147,7 +145,6 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
         kept_prefixes(runtime, answering.prefixes),
         progress_display() as progress,
     ):
-        show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         began = perf_counter()
         with ResultsFile(choice.output) as answers:

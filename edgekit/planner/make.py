@@ -169,17 +169,13 @@ def _timed(
     """Return the speeds of the targets that can run the model here, measuring those that are not known yet."""
     if not measures():
         return TimedEngines()
-    names = [name for name, target in sorted(targets.items()) if _can_be_timed(model, device, target)]
+    usable = {name: target for name, target in sorted(targets.items()) if target.missing() is None}
+    offers = {name: target.offers(model, device) for name, target in usable.items()}
+    names = [name for name in offers if any(each.can_be_timed and each.refusal is None for each in offers[name])]
     threads = threads_of(device, request)
     return TimedEngines(
         engine_speeds(model, names, threads=threads, announce=announce or log.info, may_measure=may_measure)
     )
-
-
-def _can_be_timed(model: ModelSpec, device: DeviceProfile, target: Target) -> bool:
-    if target.missing() is not None:
-        return False
-    return any(offer.can_be_timed and offer.refusal is None for offer in target.offers(model, device))
 
 
 def read_plan(path: Path) -> Plan:

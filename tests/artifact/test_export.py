@@ -270,36 +270,33 @@ def test_an_artifact_names_its_quantisation_method_and_its_model_is_opened_once(
 
 
 @pytest.mark.parametrize(
-    ("lacking", "why"), [("torch", "needs torch: pip install"), ("tokenizer", "needs the model's tokenizer.json")]
+    ("lacking", "why"),
+    [
+        ("torch", "4 bits needs torch"),
+        ("tokenizer", "4 bits needs the model's tok"),
+        ("nothing", "export makes 4 bits"),
+    ],
 )
-def test_run_and_export_take_one_recipe_where_no_text_can_choose(
+def test_run_and_export_take_one_recipe_or_say_why_not(
     tmp_path: Path, lacking: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_tiny(tmp_path / "tiny")
     if lacking == "torch":
         for module in ("quant.effort", "quant.pipeline", "cli.plan"):
             monkeypatch.setattr(f"edgekit.{module}.find_spec", lambda name: None)
-    else:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    if lacking == "tokenizer":
         (model / "tokenizer.json").unlink()
     planned = CliRunner().invoke(command, ["plan", str(model), "--device", "raspberry-pi-5-8gb"])
     assert ("without it, export rounds to 8 bits" in planned.stderr) == (lacking == "torch")
-    exported = typed(model, "--target", "onnx", "--device", "this", "-o", tmp_path / "out")
-    assert f"calibrating 4 bits {why}" in exported.stderr, exported.output
-    monkeypatch.setitem(sys.modules, "torch", None)
+    quick = QUICK[1:] if lacking == "nothing" else ()
+    exported = typed(model, "--target", "onnx", "--device", "this", *quick, "-o", tmp_path / "out")
     export_here(open_source(model), None, "onnx", tmp_path / "run", tmp_path / "store")
-    said = open_artifact(tmp_path / "run").manifest.self_check
-    assert said.startswith("ran, results not compared: the reference needs torch") and "read back bit for bit" in said
-    recipes = {open_artifact(tmp_path / name).plan.recipe for name in ("out", "run")}
-    assert recipes == {RECIPES["s8"]}
-    assert "edgekit export makes 4 bits" not in capsys.readouterr().err
-
-
-def test_run_says_that_export_takes_another_recipe(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    export_here(open_source(tiny), None, "onnx", tmp_path / "run", tmp_path / "store")
-    assert "rounded to s8 in seconds; edgekit export makes 4 bits on text" in capsys.readouterr().err
-    assert "as onnx cpu s8" in typed(tiny, "--target", "onnx", "--effort", "quick", "-o", tmp_path / "out").output
+    assert why in exported.stderr + capsys.readouterr().err, exported.output
+    made = [open_artifact(tmp_path / name) for name in ("out", "run")]
+    assert [each.plan.recipe for each in made] == [RECIPES["s8"]] * 2
+    compared = made[1].manifest.self_check
+    assert compared.startswith("ran, results not compared: the reference needs torch") == (lacking == "torch")
 
 
 def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:
