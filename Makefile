@@ -81,6 +81,7 @@ check: .venv/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --no-warn-unreachable
+	$(BIN)/mypy --platform win32 --no-warn-unreachable
 	$(PYTEST) -m "not slow and not long"
 
 # A million damaged GGUF files, and as many tokenizers and manifests for the native library; 100,000 of each other format:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from edgekit.contracts.neutral import is_neutral
@@ -13,7 +12,7 @@ from edgekit.errors import InvalidInput
 from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import Calibration, plain_chat, read_calibration
 from edgekit.quant.compute import device_for
-from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words
+from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words, why_rounded
 from edgekit.quant.methods import find_method, is_calibrated
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import are_kept, need_torch
@@ -70,12 +69,10 @@ def calibration_for(
 
 def _what_calibration_takes(source: ModelSource, recipes: Iterable[Recipe]) -> str:
     """Say what the calibration that does not take place by default would take, or why there is none."""
+    if why := why_rounded(source, None):
+        return f"calibrating 4 bits {why}"
     if all(rule.format.kind != "s4" for recipe in recipes for rule in recipe.rules):
         return "gptq on calibration text is closer: effort normal"
-    if not (source.folder / "tokenizer.json").is_file():
-        return "calibrating needs the model's tokenizer.json"
-    if find_spec("torch") is None:
-        return f"{_LESS}, and needs torch: pip install 'edgekit[quantize]'"
     return f"{_LESS}, and takes about {in_words(estimated_seconds(source.spec))} here: effort normal"
 
 

@@ -29,13 +29,13 @@ from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
-from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
+from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule, needs_text
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.planner.memory import with_facts
 from edgekit.quant.methods import rescales
 from edgekit.quant.options import QuantOptions
-from edgekit.quant.pipeline import computes, need_torch, neutral_weights
+from edgekit.quant.pipeline import need_torch, neutral_weights
 from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
     missing = target.missing_to_export()
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
-    if not is_neutral(source.folder) and computes(plan.recipe, "rtn", plan.model):
+    if not is_neutral(source.folder) and needs_text(plan.recipe, plan.model):
         need_torch()
     free, needed = free_bytes(final), plan.estimate.file_bytes
     if free < needed:

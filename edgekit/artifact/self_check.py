@@ -47,6 +47,7 @@ MAX_CACHE_ERROR = 0.05
 CACHE_COST_SHARE = 1.5
 # The loss of a vendor's own format that cannot be read back, as a multiple of what the plan predicts for it.
 MAX_PREDICTED_LOSS = 10.0
+_NOT_COMPARED = "ran, results not compared: the reference needs torch (pip install 'edgekit[quantize]')"
 _MOST_KL = 99.0  # stated for a cache whose keys overflow
 
 _TEXT = """\
@@ -91,7 +92,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     progress(0, 3, "self-check: reading the weights back")
     missing = target.missing()
     if missing:
-        return CheckResult(f"packed-only: {read_back(target, plan, weights, files)}; {missing}")
+        return CheckResult(f"packed-only: {read_back(target, plan, weights, files)}; not run: {missing}")
     if plan.model.encoder:
         stored = read_back(target, plan, weights, files)
         progress(1, 3, "self-check: running the artifact")
@@ -103,13 +104,12 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         try:
             engine = target.open(plan, files)
         except (TargetMissing, Unsupported) as refused:
-            return CheckResult(f"packed-only: {stored}; {refused}")
+            return CheckResult(f"packed-only: {stored}; not run: {refused}")
         ran = _run(engine, plan, tokens)
         progress(2, 3, "self-check: comparing with the reference")
         expected = reference.result()
     if expected is None:
-        how = "not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
-        return CheckResult(f"ran, {stored}; {how}{ran.costs_text}", ran.kv_costs)
+        return CheckResult(f"{_NOT_COMPARED}; {stored}{ran.costs_text}", ran.kv_costs)
     check_varied(plan, expected)
     again = Again(target, plan, weights, weights, tokens)
     loss = ""
@@ -286,7 +286,7 @@ def _check_states(target: Target, plan: Plan, weights: NeutralWeights, files: Pa
     try:
         import torch
     except ImportError:
-        return "ran, not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
+        return _NOT_COMPARED
     from edgekit.quant.reference_encoder import hidden_states
 
     expected = hidden_states(plan.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()

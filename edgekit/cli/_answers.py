@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
+import edgekit
 from edgekit.cli._options import SomeFields, adapter_of
+from edgekit.cli._progress import announce
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output
 from edgekit.common.footprint import footprint
@@ -28,6 +30,7 @@ from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.memory.report import MemoryReport, show
 from edgekit.runtime.metrics import Timings
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.options import GenerationParams
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.speculation import SpeculationReport
@@ -38,6 +41,7 @@ _MAX_GRAMMAR_BYTES = 1 << 20
 # What people set in a terminal; Python, the server and the line `/set` of a chat have every field.
 SAMPLING = SomeFields(Sampling, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"))
 STOPPING = SomeFields(Stopping, ("max_tokens", "stop"))
+_SLOW_S = 1.5
 _LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 
@@ -134,10 +138,20 @@ def show_metrics(runtime: Runtime, seconds: float) -> str:
     )
 
 
-def show_notes(runtime: Runtime) -> None:
-    """Print the runtime's notes on differences from the plan or the request."""
-    for note in runtime.notes:
-        click.echo(f"note: {note}", err=True)
+@contextmanager
+def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
+    """Open an artifact and print its notes; a terminal is told where that takes seconds."""
+    telling = threading.Timer(_SLOW_S, announce, [f"opening {artifact}"])
+    if sys.stderr.isatty():
+        telling.start()
+    try:
+        runtime = edgekit.open(artifact, options)
+    finally:
+        telling.cancel()
+    with runtime:
+        for note in runtime.notes:
+            click.echo(f"note: {note}", err=True)
+        yield runtime
 
 
 def write(text: str) -> None:

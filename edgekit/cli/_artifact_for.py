@@ -16,12 +16,12 @@ from edgekit.artifact.gguf_file import TARGET, open_file
 from edgekit.common.content_store import bounded_store
 from edgekit.common.files import is_gguf
 from edgekit.contracts.installed import holds_artifact
-from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.source import (
     BUNDLED,
     DEMO_ARTIFACT,
+    DEMO_WEIGHTS,
     ModelSource,
-    may_export,
     open_source,
     open_tensors,
     unknown_model,
@@ -39,8 +39,8 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
 
     An artifact of the cache is held until the running command ends, so that no other process removes it.
 
-    `demo` comes with one. Another model's is planned and exported where the cache has none yet. A line on stderr names
-    the choice and its reason.
+    `demo` comes with one for onnx. Any other is planned and exported where the cache has none yet. A line on stderr
+    names the choice and its reason.
     """
     path, context, target = Path(model), opening.context, opening.target
     if holds_artifact(path) or not _names_model(model):
@@ -66,7 +66,11 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
             export_here(source, context, target, folder / _ARTIFACT, folder / _WEIGHTS)
         shutil.rmtree(folder / _WEIGHTS, ignore_errors=True)  # packed into the artifact: a second copy of the model
 
-    place, hold = store.hold(_key(source, context, target), make, lambda entry: check(entry), _say_waiting)
+    def say_waiting(holder: str) -> None:
+        click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)
+
+    key = _key(source, context, target)
+    place, hold = store.hold(key, make, lambda entry: open_artifact(entry / _ARTIFACT), say_waiting)
     context_of_command = click.get_current_context(silent=True)
     if context_of_command is not None:
         context_of_command.call_on_close(hold.close)
@@ -76,29 +80,14 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
     return artifact
 
 
-def check(entry: Path) -> None:
-    """Check a store entry's artifact. Raises `EdgekitError` if it is missing or damaged."""
-    open_artifact(entry / _ARTIFACT)
-
-
 def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
-    """Return whether the shipped artifact of `demo` can answer here; print a line about it to stderr.
-
-    If not, a clone can export the model; elsewhere `TargetMissing` or `InvalidInput` is raised.
-    """
+    """Return whether the shipped artifact of `demo` can answer here; if so, print a line about it to stderr."""
     artifact = read_manifest(DEMO_ARTIFACT)
-    plan, missing = artifact.plan, artifact.target().missing()
-    is_target = target in (None, plan.target)
-    if missing is None and is_target and (context is None or context <= plan.context):
-        click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
-        return True
-    if may_export("demo"):
+    plan = artifact.plan
+    if target not in (None, plan.target) or (context or 0) > plan.context or artifact.target().missing() is not None:
         return False
-    if not is_target:
-        raise InvalidInput(f"target {target}: demo comes as an artifact for {plan.target} alone; leave it out")
-    if missing is not None:
-        raise TargetMissing(f"demo comes as an artifact for {plan.target} alone: {missing}")
-    raise InvalidInput(f"--context {context}: the artifact of demo has a context of {plan.context}; give at most that")
+    click.echo(f"edgekit: demo as {plan.built_as}, as it comes with edgekit", err=True)
+    return True
 
 
 def _names_model(model: str) -> bool:
@@ -110,7 +99,9 @@ def _names_model(model: str) -> bool:
 
 
 def _opened(model: str) -> ModelSource:
-    """Open the model with its weights; prefer the copy in the hub's cache."""
+    """Open the model with its weights; prefer the copy in the hub's cache, and what comes with edgekit."""
+    if model == "demo":
+        return open_source(DEMO_WEIGHTS)._replace(given=model)
     try:
         return open_source(model, need_weights=True, offline=True)
     except InvalidInput:
@@ -122,7 +113,3 @@ def _key(source: ModelSource, context: int | None, target: str | None) -> str:
         hashes = source_hashes(source.folder, tensors)
     described = {"source": hashes, "context": context, "target": target, "edgekit": edgekit.__version__}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _say_waiting(holder: str) -> None:
-    click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)

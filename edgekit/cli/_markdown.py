@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -77,7 +76,7 @@ def _print(console: Console, text: str) -> None:
 @contextmanager
 def _silent_keys() -> Iterator[None]:
     """Keep the terminal from writing keys, as ^C for ctrl-C: a line that is redrawn fills its width already."""
-    if os.name != "posix" or not sys.stdin.isatty():
+    if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return
     import termios

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
 
@@ -16,7 +19,7 @@ from edgekit.cli._answers import (
     generation_options,
     kept_prefixes,
     load_adapters,
-    show_notes,
+    opened,
 )
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import wrapped
@@ -63,7 +66,7 @@ def command(
     artifact = artifact_for(model, opening)
     began = perf_counter()
     with (
-        edgekit.open(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
+        opened(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
         kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.engine.capabilities.generates:
@@ -71,7 +74,6 @@ def command(
             raise Unsupported(f"{model}: an encoder writes no text; use `edgekit {use} {model} FILE`")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
-        show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         sampled = chat_sampling(artifact, given)
         conversation = Conversation(runtime, {**sampled.options, **given}, answering.system, perf_counter() - began)
@@ -142,9 +144,7 @@ def _read(prompt: str) -> str | None:
 
 def _prepare_line_editing() -> None:
     """Enable arrow keys, history, and pasting several lines as one message. Nothing is written to disk."""
-    try:
-        import readline
-    except ImportError:
-        return
-    readline.set_auto_history(True)
-    readline.parse_and_bind("set enable-bracketed-paste on")
+    with suppress(ImportError):
+        readline: Any = import_module("readline")
+        readline.set_auto_history(True)
+        readline.parse_and_bind("set enable-bracketed-paste on")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 from pydantic import Field
@@ -23,8 +24,8 @@ from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import needs_text
 from edgekit.errors import DoesNotFit, InvalidInput
-from edgekit.model.source import may_export
 from edgekit.planner import gpu_layers
 from edgekit.planner.make import targets_for
 from edgekit.planner.memory import explain
@@ -67,7 +68,10 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
             f"--output {shown.output} holds one plan, and {count} devices were given; run it once per device"
         )
     check_output(shown.output)
-    plans, refusal = plans_that_fit(lambda names: _plans(model, names, devices, request), devices.names())
+    given: dict[str, Any] = {"draft": devices.draft, "profiles": devices.profiles, **dict(request)}
+    plans, refusal = plans_that_fit(
+        lambda names: edgekit.plan(model, names, announce=announce, **given), devices.names()
+    )
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
             raise _shown(refusal, shown)
@@ -87,15 +91,16 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
             _print_plan(console, plan, shown)
     if refusal is not None:
         raise _shown(refusal, shown)
-    if not may_export(model):
-        following = 'run demo "def fibonacci(n):"'
-    elif shown.output is not None:
+    if shown.output is not None:
         following = f"export {quote(model)} --plan {quote(str(shown.output))} -o OUT"
     else:
         words = [*as_typed("devices", "request"), "-o", quote(f"{plans[0].model.name}.edgekit")]
         following = f"export {quote(model)} {' '.join(words)}"
     written = "" if shown.output is None else f"written to {shown.output}; "
     click.echo(f"{written}next: edgekit {following}")
+    made = (plan.quantisation is not None or not needs_text(plan.recipe, plan.model) for plan in plans)
+    if not all(made) and find_spec("torch") is None:
+        announce("making this here needs torch: pip install 'edgekit[quantize]'; without it, export rounds to 8 bits")
 
 
 def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
@@ -104,17 +109,6 @@ def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
         return refusal
     show_what_does_not_fit(refusal, every=True)
     return DoesNotFit(str(refusal))
-
-
-def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequest) -> list[Plan]:
-    return edgekit.plan(
-        model,
-        names,
-        draft=devices.draft,
-        profiles=devices.profiles,
-        announce=announce,
-        **dict(request),
-    )
 
 
 def _kept(plan: Plan) -> str:
@@ -144,7 +138,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
     columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
-    click.echo("tok/s: a range; quality: share of top tokens kept, ~ marks a prior")
+    click.echo("tok/s: a range; quality: how often the likeliest token stays; ~ marks a prior")
 
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:

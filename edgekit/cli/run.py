@@ -10,7 +10,6 @@ from time import perf_counter
 
 import click
 
-import edgekit
 from edgekit.cli._answers import (
     SAMPLING,
     STOPPING,
@@ -20,8 +19,8 @@ from edgekit.cli._answers import (
     interruptible,
     kept_prefixes,
     load_adapters,
+    opened,
     show_metrics,
-    show_notes,
     show_statistics,
     statistics,
     why_cut,
@@ -110,9 +109,8 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
     choice, answering = given.choice, given.answering
     opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
-    with edgekit.open(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
+    with opened(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
         opened_s = perf_counter() - began
-        show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
@@ -143,11 +141,10 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
         return _batch_on_ray(artifact, file, choice.ray, given)
     lines = questions(file)
     with (
-        edgekit.open(artifact, given.opening) as runtime,
+        opened(artifact, given.opening) as runtime,
         kept_prefixes(runtime, answering.prefixes),
         progress_display() as progress,
     ):
-        show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         began = perf_counter()
         with ResultsFile(choice.output) as answers:

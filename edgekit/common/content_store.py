@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from edgekit.common.file_lock import file_lock, file_locks, is_named
+from edgekit.common.file_lock import file_lock, is_named
 from edgekit.common.files import home, sync_folder
+from edgekit.common.system import folder_alone, open_folder, share_folder
 from edgekit.common.units import parse_bytes
-from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
@@ -36,16 +37,14 @@ class Hold:
     def of(cls, path: Path) -> Hold | None:
         """Hold `path`; return None if it is missing. Where the system has no file locks, nothing is held."""
         try:
-            fcntl = file_locks()
-        except Unsupported:
-            return cls(None) if path.exists() else None
-        try:
-            handle = os.open(path, os.O_RDONLY)
+            handle = open_folder(path)
         except FileNotFoundError:
             return None
+        if handle is None:
+            return cls(None) if path.exists() else None
         hold = cls(handle)
         with suppress(OSError):  # a network file system without locks of folders
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            share_folder(handle)
         return hold if is_named(handle, path) else None
 
     def close(self) -> None:
@@ -169,7 +168,7 @@ class ContentStore:
                     return IN_USE
                 _remove(gone)
                 if path.exists() and path != gone:
-                    with _alone(path):
+                    with folder_alone(path, may_wait=False):
                         path.rename(gone)
                     _remove(gone)
         except BlockingIOError:
@@ -221,23 +220,6 @@ def _remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Raise `BlockingIOError` if a process holds the folder; during the block no process can hold it."""
-    fcntl = file_locks()
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass  # a network file system without locks of folders: nothing could hold it
-        yield
-    finally:
-        os.close(handle)
 
 
 def _used(path: Path) -> Path:

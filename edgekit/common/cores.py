@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.common.proc import ReadText, cgroup_folders
+from edgekit.common.proc import ReadText, cgroup_folders, read_or_none
 
 
 class UsableCores(NamedTuple):
@@ -22,14 +21,7 @@ def cores_allowed() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text()
-    except (OSError, ValueError):
-        return None
-
-
-def usable_cores(allowed: int | None = None, read: ReadText = _read) -> UsableCores:
+def usable_cores(allowed: int | None = None, read: ReadText = read_or_none) -> UsableCores:
     """Return the cores of the affinity mask (`allowed`), or of a lower CPU quota of the cgroups, rounded up."""
     count = cores_allowed() if allowed is None else allowed
     quota, file = min(_quotas(read), default=(float(count), ""))

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
 from edgekit.common.files import boot_id
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.common.system import read_at, try_lock
+from edgekit.errors import InvalidInput
 
 _POLL_S = 0.2
 
@@ -22,7 +22,6 @@ def file_lock(path: Path, waiting: Callable[[str], None] | None, fix: str) -> It
     `waiting` is called once with a description of the process that holds it. Without `waiting`, do not wait: yield
     False if another process holds it. Raises `InvalidInput` with `fix` if the folder cannot be written.
     """
-    file_locks()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _acquire(path, waiting)
@@ -39,30 +38,19 @@ def file_lock(path: Path, waiting: Callable[[str], None] | None, fix: str) -> It
         os.close(handle)
 
 
-def file_locks() -> ModuleType:
-    """Return the module `fcntl`. Raises `Unsupported` where the system lacks it."""
-    try:
-        import fcntl
-    except ImportError:
-        raise Unsupported("this needs file locks, which this system lacks; use Linux, macOS, Android or iOS") from None
-    return fcntl
-
-
 def _acquire(path: Path, waiting: Callable[[str], None] | None) -> int | None:
-    fcntl = file_locks()
     reported = False
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = ""
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_named(handle, path):  # otherwise the previous holder has removed the file
+            if not try_lock(handle):
+                holder = read_at(handle, 200, 0).decode(errors="replace").partition(",")[0] or "another process"
+            elif is_named(handle, path):  # otherwise the previous holder has removed the file
                 with suppress(OSError):  # a full disk must not keep anyone from removing files
                     os.ftruncate(handle, 0)
                     os.write(handle, f"process {os.getpid()}, boot {boot_id()}\n".encode())
                 return handle
-        except BlockingIOError:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").partition(",")[0] or "another process"
         except BaseException:
             os.close(handle)
             raise

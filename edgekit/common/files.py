@@ -16,6 +16,7 @@ from functools import cache
 from io import BufferedReader
 from pathlib import Path
 
+from edgekit.common.system import open_folder
 from edgekit.errors import InvalidInput, OutOfSpace, quote_short
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -61,7 +62,9 @@ def is_gguf(path: Path) -> bool:
 
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` durable: they survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = open_folder(folder)
+    if handle is None:
+        return
     try:
         os.fsync(handle)
     finally:
@@ -75,7 +78,7 @@ def write_file(path: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, 0o644)  # mkstemp gives 0600, but another user may serve this file
+                Path(name).chmod(0o644)  # mkstemp gives 0600, but another user may serve this file
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

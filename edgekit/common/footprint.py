@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
@@ -75,7 +76,7 @@ def footprint_of(process: int | str) -> int | None:
             os.close(file)
     except (OSError, ValueError):
         return None
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
@@ -99,10 +100,10 @@ def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
 
 
 def _peak() -> int | None:
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return None
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
@@ -120,5 +121,5 @@ def _physical_footprint() -> int | None:
 
 def return_unused() -> None:
     """Return freed heap memory to the system, if the C library can (glibc)."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # Windows finds no library without a name
         ctypes.CDLL(None).malloc_trim(0)

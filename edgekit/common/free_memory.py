@@ -7,17 +7,9 @@ import platform
 import re
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from edgekit.common.base import Frozen
-from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text()
-    except (OSError, ValueError):
-        return None
+from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders, read_or_none
 
 
 class Free(Frozen):
@@ -27,7 +19,7 @@ class Free(Frozen):
     source: str
 
 
-def free_memory(read: ReadText = _read) -> Free | None:
+def free_memory(read: ReadText = read_or_none) -> Free | None:
     """Return the least free memory of the machine and of this process's cgroups; None if the OS does not report it.
 
     Clean pages of files count as free: the OS drops them before it refuses memory.

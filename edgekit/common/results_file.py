@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from edgekit.common.files import disk_full
 from edgekit.common.parsing import parse_json
+from edgekit.common.system import try_lock
 from edgekit.errors import InvalidInput
 
 
@@ -46,15 +47,9 @@ class ResultsFile:
 
     def _lock(self, file: BinaryIO) -> None:
         """Let no other process write or remove the file; two at once would cut each other's lines."""
-        with suppress(ImportError, OSError):  # a system or file system without such locks
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidInput(
-                    f"{self._path}: another process writes it now; wait for it or choose another path"
-                ) from None
+        with suppress(OSError):  # a file system without such locks
+            if not try_lock(file.fileno()):
+                raise InvalidInput(f"{self._path}: another process writes it now; wait for it or choose another path")
 
     def _read(self, file: BinaryIO) -> None:
         file.seek(0)

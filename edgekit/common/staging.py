@@ -6,11 +6,11 @@ import glob
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgekit.common.files import boot_id, copy_file, disk_full, free_bytes, sync_folder
+from edgekit.common.system import folder_alone
 from edgekit.errors import InvalidInput, OutOfSpace
 
 _DAY_S = 86_400
@@ -55,28 +55,12 @@ def staging_for(final: Path, needed_bytes: int) -> Path:
         raise OutOfSpace(str(final), needed_bytes, free)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final.parent):
+        with folder_alone(final.parent, may_wait=True):
             _remove_abandoned(final, start)  # refuses if another process began since the first look
             staging.mkdir()
     except OSError as error:
         raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
     return staging
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, where the system has such locks: two processes that begin at once see each other."""
-    handle = None
-    try:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def _remove_abandoned(final: Path, start: str) -> None:
@@ -85,13 +69,12 @@ def _remove_abandoned(final: Path, start: str) -> None:
         boot, _, process = path.name.removeprefix(start).removesuffix(".part").partition(".")
         if not process.isdecimal():
             continue
-        if boot != boot_id()[:8]:
-            is_abandoned = _is_older_than_a_day(path)  # another boot, or another machine on a shared disk
-        elif is_abandoned := not _is_alive(int(process)):
-            pass
-        elif int(process) != os.getpid():
+        is_ours = boot == boot_id()[:8]  # else of another boot, or another machine on a shared disk
+        if is_ours and int(process) == os.getpid():
+            continue
+        if is_ours and _is_alive(int(process)):
             raise InvalidInput(f"{final}: process {process} is writing it now; wait for it or choose another path")
-        if is_abandoned:
+        if is_ours or _is_older_than_a_day(path):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -274,6 +274,11 @@ def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
     return rest + int(sum(tensor.size for tensor in linears) * bits / 8)
 
 
+def needs_text(recipe: Recipe, model: ModelSpec) -> bool:
+    """Return whether the model is run on text to spend the recipe's budget or to smooth, whatever chooses integers."""
+    return recipe.smooth or budget_bytes(recipe, model) is not None
+
+
 def _s4(group: int) -> tuple[Rule, ...]:
     # The embedding and the head keep 8 bits: they cost little on large models and hurt most at four.
     return (

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from edgekit.common.files import open_regular
+from edgekit.common.system import release_pages
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.gguf_types import REFUSED, TYPES, dequantise, integers
 from edgekit.formats.int_packing import IntegerRows, in_slices
@@ -183,9 +184,7 @@ class GgufFile:
     def release(self, name: str) -> None:
         """Return the mapped pages of a tensor to the system; the next access reads them again."""
         tensor = self.tensors[name]
-        start = tensor.start // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped.madvise(mmap.MADV_DONTNEED, start, tensor.stop - start)
+        release_pages(self._mapped, tensor.start, tensor.stop)
 
 
 class _Header:

@@ -18,6 +18,7 @@ import numpy as np
 
 from edgekit.common.files import open_regular
 from edgekit.common.parsing import parse_json, read_bytes
+from edgekit.common.system import release_pages
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.int_packing import IntegerFormat, bf16_to_float32
 
@@ -238,9 +239,8 @@ class TensorFolder:
     def release(self, name: str) -> None:
         """Return the mapped pages of a tensor to the system; the next access reads them again."""
         entry, mapped = self.entry(name), self._maps.get(self._shard_of[name])
-        start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-        if mapped is not None and entry.stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
+        if mapped is not None:
+            release_pages(mapped, entry.start, entry.stop)
 
     def _map(self, shard: str) -> mmap.mmap:
         if shard not in self._maps:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.common.files import disk_full, free_bytes, sync_folder
+from edgekit.common.system import write_at
 from edgekit.errors import OutOfSpace
 from edgekit.formats.safetensors import ITEM_BYTES, TensorEntry
 
@@ -44,9 +45,9 @@ class TensorWriter:
             handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
             self._handle, self._temporary = handle, Path(name)
             try:
-                os.fchmod(handle, 0o644)
+                self._temporary.chmod(0o644)
                 _reserve(handle, self.bytes)
-                _write_all(handle, header, 0)
+                write_at(handle, header, 0)
             except BaseException:
                 self.discard()
                 raise
@@ -65,7 +66,7 @@ class TensorWriter:
         start = entry.start + first_row * entry.row_bytes
         assert start + data.nbytes <= entry.stop, (name, first_row, rows.shape)
         with disk_full(self.path, self.bytes):
-            _write_all(self._handle, data.reshape(-1).view(np.uint8).data, start)
+            write_at(self._handle, data.reshape(-1).view(np.uint8).data, start)
         with self._counting:
             self._written[name] += data.nbytes
 
@@ -121,10 +122,3 @@ def _reserve(handle: int, count: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         os.ftruncate(handle, count)
-
-
-def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(handle, view, offset)
-        view, offset = view[count:], offset + count

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
-# The package has a sealed artifact of `demo` for the onnx target (examples/training/quantise_demo.py makes it) and its
-# config; only a clone has the floats of both models.
+# The package has a sealed artifact of `demo` for the onnx target, and its neutral weights for every other one
+# (examples/training/quantise_demo.py makes both); only a clone has the floats of both models.
 DEMO_ARTIFACT = Path(__file__).parents[1] / "_demo" / "artifact"
-_DEMO_CONFIG = DEMO_ARTIFACT.parent / "model"
+DEMO_WEIGHTS = DEMO_ARTIFACT.parent / "model"
 _DEMO_FLOATS = Path(__file__).parents[2] / "examples" / "training" / "demo"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -94,11 +94,8 @@ class ModelSource(NamedTuple):
         return self if self.has_weights else open_source(self.given, need_weights=True)
 
     def with_own_integers(self) -> ModelSource:
-        """Return this model, with its weights if they are quantised: the recipe is read from them.
-
-        Raises `InvalidInput` for a bundled model without weights, before an export begins.
-        """
-        return self.with_weights() if self.quantised_as or self.given in BUNDLED else self
+        """Return this model, with its weights if they are quantised: the recipe is read from them."""
+        return self.with_weights() if self.quantised_as else self
 
 
 def open_source(model: str | Path, *, need_weights: bool = False, offline: bool = False) -> ModelSource:
@@ -140,22 +137,11 @@ def unknown_model(model: str) -> InvalidInput:
     )
 
 
-def may_export(model: str) -> bool:
-    """Return whether a model can be exported here: a bundled model cannot, unless a clone has its floats."""
-    return model not in BUNDLED or (_DEMO_FLOATS / BUNDLED[model]).is_dir()
-
-
 def _open_bundled(name: str, need_weights: bool) -> ModelSource:
-    if may_export(name):
-        return open_folder(_DEMO_FLOATS / BUNDLED[name], name, need_weights)
-    if name != "demo":
+    floats = _DEMO_FLOATS / BUNDLED[name]
+    if name != "demo" and not floats.is_dir():
         raise InvalidInput(f"model {name}: only a clone of edgekit's repository has it; give another model, or demo")
-    if need_weights:
-        raise InvalidInput(
-            f"model {name}: only a clone of edgekit's repository has its float weights; give another model, or use its "
-            f"ready artifact, {DEMO_ARTIFACT}"
-        )
-    return open_folder(_DEMO_CONFIG, name, need_weights)
+    return open_folder(floats if floats.is_dir() else DEMO_WEIGHTS, name, need_weights)
 
 
 def open_tensors(weights: Path) -> SourceTensors:

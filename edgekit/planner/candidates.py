@@ -40,6 +40,7 @@ class PlanSubject(NamedTuple):
     drafter: HeadSpec | None = None  # the drafting head that is sealed with the model
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     method: Method = "rtn"  # by which an export will choose integers of 4 bits
+    rounds: bool = False  # an export takes only recipes that rounding alone makes
     timed: TimedEngines = TimedEngines()  # for models of this size
     is_stored: bool = False  # True: neutral weights, whose recipe is settled
     quantised_as: str | None = None  # types of the source's matrices; None: they are float

@@ -24,7 +24,7 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
-from edgekit.quant.effort import calibration_text
+from edgekit.quant.effort import calibration_text, why_rounded
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
@@ -70,7 +70,8 @@ def make_plans(
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
-    subject = subject._replace(method=_method(source, neutral, request.recipe, chosen_by))
+    method = _method(source, neutral, request.recipe, chosen_by)
+    subject = subject._replace(method=method, rounds=_rounds(source, request, chosen_by))
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -122,6 +123,14 @@ def _method(
     return "rtn" if text is None else chosen_by.method or "gptq"
 
 
+def _rounds(source: ModelSource, request: PlanRequest, chosen_by: QuantOptions | None) -> bool:
+    """Return whether an export takes a recipe that rounding alone makes, because it must or should be quick."""
+    if chosen_by is None or request.recipe is not None or chosen_by.calibrate is not None:
+        return False
+    is_open = chosen_by.method in (None, "rtn") and chosen_by.effort in (None, "quick")
+    return is_open and why_rounded(source, chosen_by.effort) is not None
+
+
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:
     """Set the recipe of quantised weights, the only one in which they can be planned; refuse any other."""
     if request.bits_per_weight is not None:
@@ -161,17 +170,13 @@ def _timed(
     """Return the speeds of the targets that can run the model here, measuring those that are not known yet."""
     if not measures():
         return TimedEngines()
-    names = [name for name, target in sorted(targets.items()) if _can_be_timed(model, device, target)]
+    usable = {name: target for name, target in sorted(targets.items()) if target.missing() is None}
+    offers = {name: target.offers(model, device) for name, target in usable.items()}
+    names = [name for name in offers if any(each.can_be_timed and each.refusal is None for each in offers[name])]
     threads = threads_of(device, request)
     return TimedEngines(
         engine_speeds(model, names, threads=threads, announce=announce or log.info, may_measure=may_measure)
     )
-
-
-def _can_be_timed(model: ModelSpec, device: DeviceProfile, target: Target) -> bool:
-    if target.missing() is not None:
-        return False
-    return any(offer.can_be_timed and offer.refusal is None for offer in target.offers(model, device))
 
 
 def read_plan(path: Path) -> Plan:

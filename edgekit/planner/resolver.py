@@ -10,6 +10,7 @@ from edgekit.contracts.capabilities import model_refusal
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
+from edgekit.contracts.recipe import needs_text
 from edgekit.contracts.stored_weights import group_notes, sharing_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
@@ -32,7 +33,7 @@ from edgekit.planner.table import distance, table_of
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
 # smaller file, the better one); more bits only if --min-quality or the target rules those out.
 BALANCED = ("balanced", "s4-g64", "s4-g128", "s4-g32", "mixed-4.5", "s8", "float16", "float32")
-ENCODERS = ("s8", "s4-g32", "s4-g64", "float16", "float32")  # rounded to the nearest, of which four bits suffer
+ROUNDED = ("s8", "s4-g32", "s4-g64", "s4-g128", "float16", "float32")  # to the nearest, of which four bits suffer
 MAX_THREADS = 16
 _KV_BITS = (4, 8, 16, 32)  # cache widths that some engine has
 
@@ -156,7 +157,8 @@ def _with_recipe(
         raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
     if request.recipe is None:
         # Vendors' own formats are not packed from the neutral weights, so the request must name them.
-        yield from (offer for offer in offers if not offer.recipe.is_native())
+        named = (offer for offer in offers if not offer.recipe.is_native())
+        yield from (each for each in named if not subject.rounds or not needs_text(each.recipe, subject.model))
         return
     # A source's own integers may have formats that no built-in recipe has; then the target decides.
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
@@ -194,7 +196,7 @@ def _place(candidate: Candidate, device: DeviceProfile) -> tuple[int, int]:
 def _preference(subject: PlanSubject, candidate: Candidate, request: PlanRequest) -> float:
     name = candidate.offer.recipe.plain_name
     if request.prefer == "balanced":
-        order = ENCODERS if subject.model.encoder else BALANCED
+        order = ROUNDED if subject.rounds or subject.model.encoder else BALANCED
         return order.index(name) if name in order else -1.0
     if request.prefer == "speed":
         return -candidate.speed.decode_tokens_per_s

@@ -59,11 +59,23 @@ def calibration_text(
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
-        could_be = has_four_bits and not source.spec.encoder and (source.folder / "tokenizer.json").is_file()
-        if not could_be or find_spec("torch") is None:
+        if not has_four_bits or source.spec.encoder or why_rounded(source, effort):
             return None
         return DEFAULT_TEXT if estimated_seconds(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
+
+
+def why_rounded(source: ModelSource, effort: Effort | None) -> str | None:
+    """Return why no text can choose integers or a mixture of formats here; None if it can.
+
+    Then the default is a recipe that rounding alone makes, in seconds: 8 bits if they fit. `run`, `chat` and `serve`
+    ask for that.
+    """
+    if effort == "quick":
+        return "is left out by effort quick"
+    if not (source.folder / "tokenizer.json").is_file():
+        return "needs the model's tokenizer.json"
+    return "needs torch: pip install 'edgekit[quantize]'" if find_spec("torch") is None else None
 
 
 def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuning_passes: int = 0) -> float:

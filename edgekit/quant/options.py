@@ -41,8 +41,8 @@ class QuantOptions(Frozen):
     )
     effort: Effort | None = Field(
         default=None,
-        description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal where"
-        " that takes at most 15 minutes on this machine, else quick.",
+        description="quick rounds to nearest, to 8 bits without --recipe; normal calibrates, high tunes the scales too."
+        " Without it, normal where that takes at most 15 minutes on this machine, else rounded.",
     )
     compute: Compute | None = Field(
         default=None,

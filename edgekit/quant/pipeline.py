@@ -30,7 +30,7 @@ from edgekit.contracts.neutral import (
     weights_store,
 )
 from edgekit.contracts.plan import Method, source_notes
-from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
+from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, needs_text, weight_bytes
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import ModelSource, open_source, open_tensors
@@ -92,7 +92,8 @@ def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.de
         raise Unsupported(f"{model.name} {reason}; choose --method gptq or rtn")
     with open_tensors(order.source.weights) as tensors:
         order = order._replace(hashes=source_hashes(order.source.folder, tensors))
-        if computes(recipe, method, model):
+        computes = is_calibrated(method) or needs_text(recipe, model)
+        if computes:
             need_torch()
         elif compute not in (None, "cpu"):
             raise InvalidInput(f"compute {compute}: rounding to the nearest is done by the processor; leave it out")
@@ -100,7 +101,7 @@ def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.de
         def make(folder: Path) -> None:
             first = find_method(method).base_method if is_calibrated(method) else None
             base = _find_or_make(order._replace(method=first), store, compute) if first else None
-            if computes(recipe, method, model):
+            if computes:
                 on_device(compute, lambda device: _quantise(order._replace(device=device), tensors, folder, base))
             else:
                 _quantise(order, tensors, folder)
@@ -127,11 +128,6 @@ def are_kept(
     with open_tensors(source.weights) as tensors:
         order = order._replace(hashes=source_hashes(source.folder, tensors))
     return ((store or weights_store()).root / _key(order)).is_dir()
-
-
-def computes(recipe: Recipe, method: Method, model: ModelSpec) -> bool:
-    """Return True if integers are chosen by running the model, for which torch is needed. Rounding needs none."""
-    return is_calibrated(method) or recipe.smooth or budget_bytes(recipe, model) is not None
 
 
 def need_torch() -> None:

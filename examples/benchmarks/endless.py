@@ -18,6 +18,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +159,8 @@ def losses_of(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPol
 
 
 def main() -> None:
+    if sys.platform == "win32":
+        raise SystemExit("the load of the machine is read on Linux and macOS alone")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--tokens", type=int, default=1_000_000)

@@ -54,6 +54,8 @@ from edgekit.testing import write_adapter
 from examples.benchmarks.process_memory import HighWater, status_bytes
 from examples.benchmarks.random_artifacts import built
 
+assert sys.platform != "win32"
+
 CAP = 1.05
 STACK_BYTES = 1 << 20
 ASKED = ("context", "window", "keep", "sequences", "prefixes", "draft", "kv_bits", "adapter_rank", "schemas")

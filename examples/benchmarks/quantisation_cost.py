@@ -24,6 +24,8 @@ from edgekit.formats.safetensors import INDEX
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config
 
+assert sys.platform != "win32"
+
 SHAPES: dict[str, dict[str, Any]] = {
     "1.2B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256},

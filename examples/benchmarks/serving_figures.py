@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,6 +23,8 @@ import edgekit
 from edgekit.contracts.engine import Chunk
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey
+
+assert sys.platform != "win32"
 
 TURNS = 15
 

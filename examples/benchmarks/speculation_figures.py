@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -42,6 +43,8 @@ from edgekit.runtime.speculation.ngram import Corpus, Ngrams, TextIndex
 from edgekit.runtime.speculation.open import open_draft, open_speculation
 from edgekit.runtime.speculation.speculation import Speculation
 from edgekit.testing.drafting import Drafting, FixedLengthDrafting, ReplayDrafter
+
+assert sys.platform != "win32"
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = [json.loads(line)["text"] for line in (ROOT / "edgekit/_demo/held_out.jsonl").read_text().splitlines()]

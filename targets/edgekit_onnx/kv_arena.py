@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.common.system import release_pages
 from edgekit_onnx.pages import anonymous
 
 KEY, VALUE = 0, 1
@@ -117,5 +118,4 @@ class MappedKVArena:
         """Return whole pages to the system; the next read finds zeros there."""
         page = mmap.PAGESIZE
         start, stop = -(-start // page) * page, stop // page * page
-        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            self._memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        release_pages(self._memory, start, stop)

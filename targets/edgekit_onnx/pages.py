@@ -27,7 +27,7 @@ class Mapping(NamedTuple):
 
 def anonymous(size: int) -> mmap.mmap:
     """Map `size` zero bytes in private, small pages. Python's default mapping is shared and cannot be released."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
+    if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":

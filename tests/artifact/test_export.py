@@ -25,6 +25,7 @@ from edgekit.artifact.artifact import open_artifact, verify
 from edgekit.artifact.export import check_export, export
 from edgekit.artifact.self_check import CHECKED_TOKENS
 from edgekit.cli import command
+from edgekit.cli._export_here import export_here
 from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Quantisation
@@ -266,6 +267,35 @@ def test_an_artifact_names_its_quantisation_method_and_its_model_is_opened_once(
     rounded = typed(*arguments, *QUICK[1:], "-o", tmp_path / "rounded")
     assert "weights were rounded to the nearest (rtn)" in rounded.output
     assert open_artifact(tmp_path / "rounded").plan.quantisation == Quantisation(method="rtn")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "why"),
+    [
+        ("torch", "4 bits needs torch"),
+        ("tokenizer", "4 bits needs the model's tok"),
+        ("nothing", "export makes 4 bits"),
+    ],
+)
+def test_run_and_export_take_one_recipe_or_say_why_not(
+    tmp_path: Path, lacking: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    if lacking == "torch":
+        for module in ("quant.effort", "quant.pipeline", "cli.plan"):
+            monkeypatch.setattr(f"edgekit.{module}.find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "torch", None)
+    if lacking == "tokenizer":
+        (model / "tokenizer.json").unlink()
+    planned = CliRunner().invoke(command, ["plan", str(model), "--device", "raspberry-pi-5-8gb"])
+    assert ("without it, export rounds to 8 bits" in planned.stderr) == (lacking == "torch")
+    quick = QUICK[1:] if lacking == "nothing" else ()
+    exported = typed(model, "--target", "onnx", "--device", "this", *quick, "-o", tmp_path / "out")
+    export_here(open_source(model), None, "onnx", tmp_path / "run", tmp_path / "store")
+    assert why in exported.stderr + capsys.readouterr().err, exported.output
+    made = [open_artifact(tmp_path / name) for name in ("out", "run")]
+    assert [each.plan.recipe for each in made] == [RECIPES["s8"]] * 2
+    assert made[1].manifest.self_check.startswith("ran, results not compared: ") == (lacking == "torch")
 
 
 def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import pytest
 from click.testing import CliRunner
@@ -20,9 +21,10 @@ from rich.console import Console
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
-from edgekit.cli import command, main
+from edgekit.cli import _answers, command, main
 from edgekit.cli._answers import is_repeating
 from edgekit.cli._markdown import _print, _silent_keys, split_blocks
+from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
 GREEDY = ("--temperature", "0")
@@ -350,3 +352,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(artifact: Path) -> Non
     assert process.poll() is None
     _, err = process.communicate(b"/stats\n/exit\n", timeout=30)
     assert process.returncode == 0 and b"Traceback" not in err and b"tokens/s" in err
+
+
+def test_a_terminal_is_told_of_an_opening_that_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, told, runtime = list[str](), Event(), ExitStack()
+    monkeypatch.setattr(runtime, "notes", (), raising=False)
+    monkeypatch.setattr(_answers, "_SLOW_S", 0.0)
+    monkeypatch.setattr(_answers, "announce", lambda text: (said.append(text), told.set()))
+    monkeypatch.setattr(edgekit, "open", lambda artifact, options: told.wait(60) and runtime)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with _answers.opened(Path("my.edgekit"), OpenOptions()):
+        assert said == ["opening my.edgekit"]

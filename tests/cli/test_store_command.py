@@ -6,20 +6,17 @@ import json
 import os
 import shutil
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
-import edgekit_onnx
 import pytest
 from click.testing import CliRunner
 
 from edgekit import OpenOptions
 from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
-from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
+from edgekit.errors import EdgekitError
 from edgekit.model.source import DEMO_ARTIFACT, open_source
-from edgekit.plugins import load_target, target_names
 
 DAY_S = 86_400
 
@@ -169,33 +166,6 @@ def test_demo_is_answered_by_the_artifact_in_the_package_where_it_cannot_be_writ
     after = {path: path.stat() for path in [place, *place.iterdir()]}
     assert [each.st_mtime_ns for each in after.values()] == [each.st_mtime_ns for each in before.values()]
     assert "artifacts" not in kept()
-
-
-def test_where_the_artifact_of_demo_cannot_answer_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_artifact_for, "may_export", lambda name: False)
-    with monkeypatch.context() as without_onnx:
-        without_onnx.setattr(edgekit_onnx, "version_of", lambda name: None)
-        with pytest.raises(
-            TargetMissing, match=r"demo comes as an artifact for onnx alone: .*pip install 'edgekit\[onnx"
-        ):
-            _artifact_for.artifact_for("demo", OpenOptions())
-    pytest.importorskip("onnxruntime")
-    with pytest.raises(InvalidInput, match="--context 4096: the artifact of demo has a context of 2048; give at most"):
-        _artifact_for.artifact_for("demo", OpenOptions(context=4096))
-    with pytest.raises(InvalidInput, match="target mlx: demo comes as an artifact for onnx alone; leave it out"):
-        _artifact_for.artifact_for("demo", OpenOptions(target="mlx"))
-
-
-@pytest.mark.llamacpp
-@pytest.mark.quantize
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")  # importing it loads llama.cpp
-def test_run_takes_the_only_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    for name in set(target_names()) - {"llamacpp"}:
-        monkeypatch.setattr(type(load_target(name)), "missing", lambda _: "is not installed")
-    model = str(open_source("demo").folder)
-    done = CliRunner().invoke(command, ["run", model, "def add(", "--max-tokens", "8", "--context", "256"])
-    assert f"making {model} as llamacpp cpu" in done.stderr and "edgekit: made in" in done.stderr, done.output
 
 
 def test_run_of_a_misspelt_model_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,25 @@
-"""Every block of the Python and runtime pages runs, in order, and every option is on them."""
+"""Every block of Python and the first commands of every page run as written, and every option is on its page."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fake_artifacts import install, make_artifact
 
+from edgekit.cli import command
+from edgekit.model import source
 from edgekit.planner.request import PlanRequest
 from edgekit.runtime.options import Options
+from edgekit.testing import write_adapter
 
-PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text()
-
-
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -35,9 +41,6 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_every_option_of_a_plan_is_on_the_page() -> None:
     assert [name for name in PlanRequest.model_fields if f"`{name}`" not in PAGE] == []
-
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 PAGES = {name: (DOCS / name).read_text() for name in ("runtime.md", "chat.md", "serving.md", "evaluation.md")}
@@ -63,3 +66,43 @@ def test_every_block_runs_runtime_page(
 
 def test_every_option_is_on_the_page() -> None:
     assert [name for name in Options.__annotations__ if f"`{name}`" not in "".join(PAGES.values())] == []
+
+
+FIRST = {
+    page.stem: block[1].splitlines()
+    for page in sorted(DOCS.rglob("*.md"))
+    if (block := re.search(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL))
+}
+NOT_RUN = {
+    "needs the network": {"embeddings", "handover"},
+    "needs a Mac, a phone or a board": {"apple", "mobile", "lab"},
+    "needs releases of one's own": {"delivery"},
+    "takes minutes or hours of an idle machine": {"measure", "measured"},
+    "serves until it is stopped": {"server"},
+    "installs; test_tutorial.py and tests/examples follow it": {"index", "tutorial", "write_a_target"},
+    "compiles the native library": {"native"},
+}
+RUN = FIRST.keys() - set().union(*NOT_RUN.values())
+
+
+def test_every_reason_belongs_to_a_page() -> None:
+    assert len(RUN) == len(FIRST) - sum(map(len, NOT_RUN.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.onnx
+@pytest.mark.parametrize("page", sorted(RUN))
+def test_the_first_commands_run_as_written(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("xllamacpp" if page == "llamacpp" else "onnxruntime") is None:  # importing it loads a llama.cpp
+        pytest.skip("its target is not installed")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(source, "_DEMO_FLOATS", tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    for name in ("ARTIFACT", "DRAFT_ARTIFACT"):
+        shutil.copytree(source.DEMO_ARTIFACT, name)
+    Path("prompts.jsonl").write_text('{"prompt": "def add(a, b):", "max_tokens": 4}\n')
+    write_adapter(Path("my-adapter"), source.open_source("demo").spec)
+    for line in (line for line in FIRST[page] if not line.startswith("pip install")):
+        program, *words = shlex.split(line.removeprefix("$ "), comments=True)
+        done = CliRunner().invoke(command, words)
+        assert (program, done.exit_code) == ("edgekit", 0), (line, done.output, done.exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from runtimes import codec
 
@@ -23,6 +24,13 @@ FREE = 1e-4  # of a step: drafting this cheap always pays, so that the adapting 
 
 MakeSource = Callable[[Engine, Engine, KVCacheConfig, Sequence[int]], DrafterFactory]
 """From the target's engine, a draft's engine, how states are held, and a text that comes true or not."""
+
+FEW = dict.fromkeys(range(40, 46), 100.0)  # so few tokens that runs repeat
+KEPT: dict[str, dict[str, Any]] = {
+    "everything": {"context": 256},
+    "a window with sinks": {"window": 24, "sinks": 3},
+    "a tiny window": {"window": 6, "sinks": 1},
+}
 
 
 def draft_model(engine: Engine, storage: KVCacheConfig, vocabulary: int, tokens: int = 5) -> DraftModel:

@@ -42,18 +42,21 @@ def ranges(points: Iterator[int]) -> list[tuple[int, int]]:
     return found
 
 
-def table() -> str:
-    """The table as C++."""
+def classes() -> dict[str, Any]:
     from tokenizers import Regex, pre_tokenizers
 
-    classes = {
+    return {
         "kLetters": pre_tokenizers.Split(Regex(r"\p{L}"), "isolated"),
         "kNumbers": pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
         "kSpaces": pre_tokenizers.Split(Regex(r"\s"), "isolated"),
         "kDigits": pre_tokenizers.Digits(individual_digits=True),
     }
+
+
+def table() -> str:
+    """The table as C++."""
     lines = [_HEAD]
-    for name, splitter in classes.items():
+    for name, splitter in classes().items():
         each = [f"{{{first:#x}, {last:#x}}}" for first, last in ranges(members(splitter, code_points()))]
         lines.append(f"const CodePoints {name} = {{")
         lines += [f"    {', '.join(each[start : start + 5])}," for start in range(0, len(each), 5)]

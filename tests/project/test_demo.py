@@ -1,9 +1,10 @@
-"""The artifact of `demo` in the package is whole and current, and answers without the float weights of a clone."""
+"""The artifact and neutral weights of `demo` in the package are whole and current, and need no floats of a clone."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,17 @@ from edgekit.cli import command
 from edgekit.common import files
 from edgekit.common.cores import UsableCores
 from edgekit.common.files import file_sha256
+from edgekit.contracts.neutral import NeutralWeights
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.model import source as sources
-from edgekit.model.source import DEMO_ARTIFACT, open_source
+from edgekit.model.source import DEMO_ARTIFACT, DEMO_WEIGHTS, open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest, find_recipe
+from edgekit.plugins import load_target, target_names
 from edgekit.runtime import open as opening
 from examples.training.quantise_demo import DEVICE, RECIPE
 
 pytestmark = pytest.mark.usefixtures("home")
-
-CONFIG = DEMO_ARTIFACT.parent / "model"
 
 
 def test_the_artifact_is_whole_and_of_no_machine() -> None:
@@ -47,8 +48,9 @@ def test_the_artifact_is_of_the_floats_the_recipe_and_the_text_of_today() -> Non
     sealed = made.plan.recipe
     # Modules that were promoted to 8 bits have a rule each, before those of the recipe.
     assert sealed.model_copy(update={"rules": sealed.rules[-len(recipe.rules) :]}) == recipe
-    for name in ("config.json", "generation_config.json"):
-        assert (CONFIG / name).read_bytes() == (source.folder / name).read_bytes()
+    beside = NeutralWeights.open(DEMO_WEIGHTS, verify=True)
+    assert (beside.sha256, beside.recipe) == (made.manifest.weights_sha256, sealed)
+    assert beside.manifest.source_files == origin.source_files
 
 
 @pytest.mark.onnx
@@ -93,30 +95,18 @@ def test_the_artifact_takes_no_more_threads_than_the_process_may_use(
     assert "computing with 1 threads where 4 were planned: a mask of one core" in caplog.text
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """edgekit as a wheel has it: without the floats of a clone."""
-    monkeypatch.setattr(sources, "_DEMO_FLOATS", tmp_path / "none")
-
-
-def test_without_the_floats_demo_is_planned_as_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    devices = ["raspberry-pi-5-8gb", "pixel-9", "laptop-x86-16gb"]
-    in_a_clone = edgekit.plan("demo", devices)
-    monkeypatch.setattr(sources, "_DEMO_FLOATS", tmp_path / "none")
-    assert edgekit.plan("demo", devices) == in_a_clone
-    shown = CliRunner().invoke(command, ["plan", "demo", "--device", "pixel-9", "-o", str(tmp_path / "plan.json")])
-    assert shown.output.endswith(f'written to {tmp_path}/plan.json; next: edgekit run demo "def fibonacci(n):"\n')
-
-
-def test_without_the_floats_nothing_is_exported_and_one_line_says_why(installed: None, tmp_path: Path) -> None:
-    plan = edgekit.plan("demo", "laptop-x86-8gb", target="onnx")
-    ready = r"model demo: only a clone of .* has its float weights; give another model, or use its ready art"
-    with pytest.raises(InvalidInput, match=ready):
-        edgekit.export("demo", tmp_path / "out")
-    with pytest.raises(InvalidInput, match=ready):
-        edgekit.export(plan, tmp_path / "out")
-    with pytest.raises(InvalidInput, match=ready):
-        edgekit.quantize("demo", "s8", tmp_path / "out")
+@pytest.mark.llamacpp
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
+def test_a_wheel_plans_exports_and_runs_demo_for_any_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_DEMO_FLOATS", tmp_path / "none")  # which a clone has
+    for name in set(target_names()) - {"llamacpp"}:
+        monkeypatch.setattr(type(load_target(name)), "missing", lambda _: "is not installed")
+    shown = CliRunner().invoke(command, ["plan", "demo", "-o", str(tmp_path / "plan.json")])
+    next_ = f"export demo --plan {tmp_path}/plan.json -o OUT"
+    assert shown.output.endswith(f"written to {tmp_path}/plan.json; next: edgekit {next_}\n")
+    exported = CliRunner().invoke(command, [*next_.split()[:-1], str(tmp_path / "out")])
+    assert exported.exit_code == 0, exported.output
+    ran = CliRunner().invoke(command, ["run", "demo", "def add(a, b):", "--max-tokens", "8"])
+    assert ran.stderr.startswith("edgekit: making demo as llamacpp cpu balanced for this machine"), ran.output
     with pytest.raises(InvalidInput, match=r"demo-draft: only a clone of .* has it; give another model, or demo"):
         edgekit.plan("demo-draft")
-    assert not list(tmp_path.glob("out*"))

@@ -157,10 +157,8 @@ def test_rows_that_are_no_multiple_of_a_group_fall_back(tmp_path: Path) -> None:
     NeutralWeights.open(weights.folder, verify=True)
 
 
-@pytest.mark.parametrize("family", OPENED_BY_TRANSFORMERS)
-def test_transformers_opens_a_handover_with_equal_logits(tmp_path: Path, family: str) -> None:
-    pytest.importorskip("compressed_tensors")
-    weights = made(tmp_path, family, handover(named_recipe("s4-g64")))
+def opened_with_equal_logits(weights: NeutralWeights) -> Any:
+    """Open a handover with transformers, and compare its logits with the reference's; return the model."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         weights.folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -168,6 +166,14 @@ def test_transformers_opens_a_handover_with_equal_logits(tmp_path: Path, family:
     expected = decoder.logits(weights.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()
     found = models.logits_of(theirs.eval(), tokens)
     assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
+    return theirs
+
+
+@pytest.mark.parametrize("family", OPENED_BY_TRANSFORMERS)
+def test_transformers_opens_a_handover_with_equal_logits(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    weights = made(tmp_path, family, handover(named_recipe("s4-g64")))
+    opened_with_equal_logits(weights)
 
 
 def test_transformers_opens_mixed_formats_with_a_quantised_head(tmp_path: Path) -> None:
@@ -181,11 +187,7 @@ def test_transformers_opens_mixed_formats_with_a_quantised_head(tmp_path: Path) 
         Rule(pattern="*", format=Format(kind="s4", group=64)),
     )
     weights = made(tmp_path, "llama untied, with biases", Recipe(name="five rules", rules=rules))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(weights.folder, dtype=torch.float32)
-    tokens = list(models.tokens_of(40))
-    expected = decoder.logits(weights.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()
-    found = models.logits_of(theirs.eval(), tokens)
-    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
+    opened_with_equal_logits(weights)
 
 
 def test_transformers_cannot_open_a_quantised_embedding(tmp_path: Path) -> None:
@@ -278,14 +280,7 @@ def test_text_model_of_a_vision_checkpoint_is_handed_over_alone(tmp_path: Path) 
     stored = TensorFolder.open(weights.folder)
     assert "model.layers.0.mlp.up_proj.weight_packed" in stored.entries
     assert not [name for name in stored.entries if "vision" in name]
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        weights.folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    assert type(theirs).__name__ == "Gemma3ForCausalLM"
-    tokens = list(models.tokens_of(40))
-    expected = decoder.logits(weights.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()
-    found = models.logits_of(theirs.eval(), tokens)
-    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
+    assert type(opened_with_equal_logits(weights)).__name__ == "Gemma3ForCausalLM"
 
 
 SCALES = "model.layers.1.mlp.up_proj.weight_scale"

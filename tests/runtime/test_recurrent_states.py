@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from runtimes import codec, make_runtime
-from speculating import SOURCES
+from speculating import FEW, KEPT, SOURCES
 
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import Unsupported
@@ -19,15 +19,9 @@ from edgekit.testing import FakeEngine
 
 SIZE = codec().vocabulary
 SPACING = 8
-FEW = dict.fromkeys(range(40, 46), 100.0)  # so few tokens that runs repeat
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"logit_bias": FEW},
     "sampled": {"logit_bias": FEW, "temperature": 5.0, "seed": 2},
-}
-KEPT: dict[str, dict[str, Any]] = {
-    "everything": {"context": 256},
-    "a window with sinks": {"window": 24, "sinks": 3},
-    "a tiny window": {"window": 6, "sinks": 1},
 }
 PROMPTS = [[5, 6, 7] * 9, [50, 51, 52, 53], list(range(60, 90)), [7], [40, 41] * 12, [9, 8], [44] * 20, list(range(9))]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from runtimes import codec, make_runtime
-from speculating import SOURCES, draft_model
+from speculating import FEW, KEPT, SOURCES, draft_model
 
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import TargetFailed
@@ -18,7 +18,6 @@ from edgekit.testing.drafting import Drafting, FixedLengthDrafting
 
 SIZE = codec().vocabulary
 EOS = frozenset({2})
-FEW = dict.fromkeys(range(40, 46), 100.0)  # so few tokens that runs repeat
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -36,11 +35,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
         "seed": 6,
     },
     "a regular expression": {"regex": r"([a-c]{2} ){8}", "temperature": 1.0, "seed": 7},
-}
-KEPT: dict[str, dict[str, Any]] = {
-    "everything": {"context": 256},
-    "a window with sinks": {"window": 24, "sinks": 3},
-    "a tiny window": {"window": 6, "sinks": 1},
 }
 PROMPTS = ([5, 6, 7] * 9, [50, 51, 52, 53], list(range(60, 90)))
 

@@ -29,6 +29,7 @@ ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}'
 ONE = {
     "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>",
     "Hermes, cut before its end mark": f"<tool_call>\n{WEATHER}\n",
+    "Hermes, with doubled braces": f"<tool_call>{{{WEATHER}}}}}</tool_call>",
     "arguments as a string": '<tool_call>{"name": "weather", "arguments": "{\\"place\\": \\"Paris\\"}"}</tool_call>',
     "nested under function": f'<tool_call>{{"type": "function", "function": {WEATHER}}}</tool_call>',
     "Llama 3, bare": '{"name": "weather", "parameters": {"place": "Paris"}}',

@@ -26,6 +26,7 @@ _CANARY_BYTES, _ROUNDS = 2 << 20, 3
 _LONG_ENOUGH_S = 0.2  # the kernel counts busy cores in hundredths of a second, by sampling
 _ROUNDED_S = 0.02  # rounding error of the counters of all other processes together on an idle machine
 _LOOK_S = 0.3
+_TICKS_PER_S = 100  # USER_HZ, the same on every processor that runs models
 _SUBJECT, _NAME = "this-machine", "canary"
 
 
@@ -158,7 +159,7 @@ def _waited_s(process: int) -> float | None:
 def _used_s(process: int) -> float | None:
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     except (OSError, ValueError, IndexError):
         return None
 
@@ -177,6 +178,6 @@ def _busy_s() -> float | None:
     try:
         fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         user, nice, system, _, _, interrupts, soft, stolen = fields
-        return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+        return (user + nice + system + interrupts + soft + stolen) / _TICKS_PER_S
     except (OSError, ValueError, IndexError):
         return None

@@ -7,7 +7,6 @@ fetched again.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import threading
 import time
@@ -21,6 +20,7 @@ from edgekit.apps.delivery.site_index import file_name
 from edgekit.apps.delivery.transport import SLOWEST_BYTES_PER_S, Connection, RangesMissing, Site
 from edgekit.common.files import disk_full, free_bytes
 from edgekit.common.progress import Progress
+from edgekit.common.system import read_at, write_at
 from edgekit.contracts.manifest import Manifest
 from edgekit.errors import DamagedArtifact, NetworkMetered, OutOfSpace, TransferFailed
 
@@ -85,7 +85,7 @@ def is_whole(piece: PlacedChunk) -> bool:
     try:
         with piece.path.open("rb", buffering=0) as file:
             while offset < end:
-                block = os.pread(file.fileno(), min(_BLOCK, end - offset), offset)
+                block = read_at(file.fileno(), min(_BLOCK, end - offset), offset)
                 if not block:
                     return False
                 digest.update(block)
@@ -117,11 +117,11 @@ def _copied(source: PlacedChunk, piece: PlacedChunk) -> bool:
     try:
         with source.path.open("rb", buffering=0) as old, piece.path.open("r+b", buffering=0) as new:
             while done < piece.bytes:
-                block = os.pread(old.fileno(), min(_BLOCK, piece.bytes - done), source.offset + done)
+                block = read_at(old.fileno(), min(_BLOCK, piece.bytes - done), source.offset + done)
                 if not block:
                     return False
                 with disk_full(piece.path, piece.bytes):
-                    _write_at(new.fileno(), memoryview(block), piece.offset + done)
+                    write_at(new.fileno(), memoryview(block), piece.offset + done)
                 digest.update(block)
                 done += len(block)
     except OSError:
@@ -246,7 +246,7 @@ class _Fetch:
                         continue
                     part = view[: piece.offset + piece.bytes - at]
                     with disk_full(piece.path, self._total - self._done_bytes):
-                        _write_at(file.fileno(), part, at)
+                        write_at(file.fileno(), part, at)
                     digest.update(part)
                     at, view = at + len(part), view[len(part) :]
                     if at == piece.offset + piece.bytes:
@@ -295,9 +295,3 @@ def _runs(missing: list[PlacedChunk]) -> Iterator[deque[PlacedChunk]]:
         size += piece.bytes
     if run:
         yield run
-
-
-def _write_at(handle: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(handle, data, offset)
-        data, offset = data[written:], offset + written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,10 @@ def remove_unfinished(folder: Path, staging: Path) -> None:
 
 def allocated_bytes(folder: Path) -> int:
     """Return the bytes of the disk that a folder's files take; a hole in a file takes none."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    found = [path.lstat() for path in folder.rglob("*") if path.is_file()]
+    if sys.platform == "win32":
+        return sum(info.st_size for info in found)
+    return sum(info.st_blocks * 512 for info in found)
 
 
 def switch(

@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass, url2pathname
 
 from edgekit.common.files import open_regular
+from edgekit.common.system import read_at
 from edgekit.errors import InvalidInput, TransferFailed, quote_short
 
 _BLOCK = 64 << 10
@@ -105,7 +106,7 @@ class FolderConnection:
     def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         with self._opened(name) as handle:
             while start < stop:
-                block = os.pread(handle, min(_BLOCK, stop - start), start)
+                block = read_at(handle, min(_BLOCK, stop - start), start)
                 if not block:
                     raise TransferFailed(f"{self._folder / name}: ends at {start:,}, {stop:,} bytes were announced")
                 start += len(block)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic, sleep
 
 from edgekit.common.files import home
+from edgekit.common.system import try_lock
 from edgekit.errors import DeviceTimeout
 
 _STEP_S = 0.05
@@ -34,7 +34,7 @@ def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            while not _is_ours(fd):
+            while not try_lock(fd):
                 if monotonic() >= ends:
                     raise _busy(who, timeout_s)
                 sleep(_STEP_S)
@@ -43,18 +43,6 @@ def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
             os.close(fd)
     finally:
         lock.release()
-
-
-def _is_ours(fd: int) -> bool:
-    if sys.platform == "win32":
-        return True  # on Windows, the lease only excludes threads of this process
-    import fcntl
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _busy(who: str, timeout_s: float) -> DeviceTimeout:

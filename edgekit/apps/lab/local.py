@@ -69,12 +69,11 @@ class LocalDevice:
     def _limit(self, process: int) -> None:
         most = self.spec.limits.memory_bytes
         if most is not None:
+            if sys.platform != "linux":
+                raise InvalidInput(f"{self.name}: memory_bytes can be enforced on Linux only; leave it out here")
             import resource
 
-            prlimit = getattr(resource, "prlimit", None)
-            if prlimit is None:
-                raise InvalidInput(f"{self.name}: memory_bytes can be enforced on Linux only; leave it out here")
-            prlimit(process, resource.RLIMIT_DATA, (most, most))
+            resource.prlimit(process, resource.RLIMIT_DATA, (most, most))
 
 
 def workload_sha256(workload: Path, spec: DeviceSpec) -> str:

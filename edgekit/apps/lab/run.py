@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple, Protocol
 from edgekit.apps.lab.devices import LabDevice
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
 from edgekit.apps.lab.store import AttemptEnd, EntryOutcome, EntryState, LabStore, RunInfo
+from edgekit.common.system import try_lock
 from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, OutOfSpace, WorkloadFailed
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
@@ -207,13 +207,8 @@ def _only_one(store: Path, run: str) -> Iterator[None]:
         _driven.add(path)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise InvalidInput(f"{run}: is being driven already, by another process; wait for it") from error
+        if not try_lock(handle):
+            raise InvalidInput(f"{run}: is being driven already, by another process; wait for it")
         yield
         path.unlink(missing_ok=True)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,10 @@ def address_of(listener: socket.socket) -> str:
 
 def allowed_connections() -> int:
     """Return how many connections may be open, after asking the system for more files."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    if sys.platform == "win32":  # has no such limit
         return _MOST_CONNECTIONS
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -67,11 +67,10 @@ class Fields:
     def count(self, field: str, most: int, default: int | None = None, least: int = 1) -> int:
         """Return an integer from `least` to `most`. Without a `default` the field is required."""
         value = self.maybe_count(field, most, least)
-        if value is not None:
-            return value
-        if default is None:
+        value = default if value is None else value
+        if value is None:
             raise self.missing(field)
-        return default
+        return value
 
     def maybe_count(self, field: str, most: int, least: int = 1) -> int | None:
         value = self.get(field)
@@ -84,11 +83,10 @@ class Fields:
     def number(self, field: str, least: float, most: float, default: float | None = None) -> float:
         """Return a finite number between two bounds. Without a `default` the field is required."""
         value = self.maybe_number(field, least, most)
-        if value is not None:
-            return value
-        if default is None:
+        value = default if value is None else value
+        if value is None:
             raise self.missing(field)
-        return default
+        return value
 
     def maybe_number(self, field: str, least: float, most: float) -> float | None:
         value = self.get(field)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
+import mmap
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,13 @@ def _pages() -> tuple[int, int]:
         size, resident, shared = map(int, Path("/proc/self/statm").read_bytes().split()[:3])
     except OSError:
         return 0, 0
-    page = os.sysconf("SC_PAGE_SIZE")
-    return size * page, (resident - shared) * page
+    return size * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE
 
 
 def _return_unused() -> None:
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):
         return
 
 
@@ -100,12 +99,14 @@ def grammar_of(llguidance: Any, kind: str, text: str) -> str:
 
 def _confine(before: int, more: int) -> None:
     """Allow `more` bytes of address space on top of `before`, the bytes at the start; at most `MORE_BYTES` more."""
-    try:
-        import resource
+    if sys.platform == "win32":
+        return
+    import resource
 
+    try:
         resource.setrlimit(resource.RLIMIT_AS, (before + min(more, MORE_BYTES), before + MORE_BYTES))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    except (ImportError, ValueError, OSError):
+    except (ValueError, OSError):
         return
 
 

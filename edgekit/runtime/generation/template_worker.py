@@ -8,7 +8,7 @@ each after its length in four bytes.
 from __future__ import annotations
 
 import json
-import os
+import mmap
 import sys
 from typing import Any
 
@@ -42,7 +42,8 @@ def serve() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while len(header := source.read(4)) == 4:
         size = int.from_bytes(header, "big")
-        _limit_memory(before + RENDER_BYTES + BYTES_A_BYTE * size if before else MAX_MEMORY_BYTES)
+        room = before + RENDER_BYTES + BYTES_A_BYTE * size if before else MAX_MEMORY_BYTES
+        _limit("RLIMIT_AS", min(room, MAX_MEMORY_BYTES), MAX_MEMORY_BYTES)
         request = json.loads(source.read(size))
         data = json.dumps(renderer.answer(request) if request else {}).encode()
         sink.write(len(data).to_bytes(4, "big") + data)
@@ -156,25 +157,19 @@ class _Dict:
 
 def _confine() -> None:
     """Forbid new files, sockets and processes, and limit memory, where the OS can."""
-    try:
-        import resource
-    except ImportError:
-        return
     limits = {"RLIMIT_AS": MAX_MEMORY_BYTES, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0, "RLIMIT_NOFILE": 3}
     for name, value in limits.items():
-        try:
-            resource.setrlimit(getattr(resource, name), (value, value))
-        except (AttributeError, ValueError, OSError):
-            continue
+        _limit(name, value, value)
 
 
-def _limit_memory(size: int) -> None:
-    """Allow `size` bytes of address space, within what `_confine` allows."""
+def _limit(name: str, value: int, most: int) -> None:
+    if sys.platform == "win32":
+        return
+    import resource
+
     try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (min(size, MAX_MEMORY_BYTES), MAX_MEMORY_BYTES))
-    except (ImportError, ValueError, OSError):
+        resource.setrlimit(getattr(resource, name), (value, most))
+    except (AttributeError, ValueError, OSError):
         return
 
 
@@ -182,7 +177,7 @@ def _address_space() -> int:
     """Return the bytes of address space that this process has; 0 where the OS does not say."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123 - pathlib takes memory
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[0]) * mmap.PAGESIZE
     except (OSError, ValueError):
         return 0
 

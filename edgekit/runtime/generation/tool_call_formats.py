@@ -128,6 +128,8 @@ def _calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
     """Read `text` as one JSON call, a list of calls, or several in a row. Returns no calls for any other text."""
     calls: list[ToolCall] = []
     rest = text.strip()
+    surplus = "}" if rest.startswith("{{") else ""  # a published template shows its calls with doubled braces
+    rest = rest[len(surplus) :]
     while rest:
         try:
             value, stop = _DECODER.raw_decode(rest)
@@ -138,7 +140,7 @@ def _calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
             if call is None:
                 return []
             calls.append(call)
-        rest = rest[stop:].lstrip(" \t\r\n;,")
+        rest = rest[stop:].lstrip(f" \t\r\n;,{surplus}")
     return calls
 
 

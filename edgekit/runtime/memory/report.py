@@ -135,7 +135,7 @@ def show(memory: MemoryReport) -> list[str]:
     for each in (*memory.classes, total):
         if each.predicted_bytes or each.measured_bytes:
             measured = "not known" if each.measured_bytes is None else show_bytes(each.measured_bytes)
-            most = "" if each.most_bytes is None else f" (at most {show_bytes(each.most_bytes)})"
+            most = "" if each.most_bytes is None else f" (at most {show_bytes(each.most_bytes)} so far)"
             lines.append(f"  {each.name:<28} {show_bytes(each.predicted_bytes):>10} {measured:>10}{most}")
     if memory.allowed_bytes is not None:
         lines.append(f"  {'allowed':<28} {show_bytes(memory.allowed_bytes):>10} ({memory.allowed_why})")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import runtimes
 from native_tokenizers import MADE
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
-from unicode_classes import TABLE, members
+from tokenizers import AddedToken, Tokenizer, normalizers
+from unicode_classes import TABLE, classes, members
 from unicode_normal_form import TABLE as TABLE_OF_FORMS, combining_classes, decompositions, table as table_of_forms
 from varied_texts import varied_texts
 
@@ -79,15 +79,9 @@ def test_hostile_added_tokens_take_no_more_time_than_sound_ones(library: NativeL
 
 def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> None:
     """Each end of a range, and what is beside it; `tests/helpers/unicode_classes.py` writes the table anew."""
-    classes = {
-        "kLetters": pre_tokenizers.Split(Regex(r"\p{L}"), "isolated"),
-        "kNumbers": pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
-        "kSpaces": pre_tokenizers.Split(Regex(r"\s"), "isolated"),
-        "kDigits": pre_tokenizers.Digits(individual_digits=True),
-    }
     tables = TABLE.read_text().split("const CodePoints ")[1:]
-    assert [table.split(" ")[0] for table in tables] == list(classes)
-    for table, splitter in zip(tables, classes.values(), strict=True):
+    assert [table.split(" ")[0] for table in tables] == list(classes())
+    for table, splitter in zip(tables, classes().values(), strict=True):
         pairs = [pair.split("{")[-1].split(", ") for pair in table.split("}")[:-2] if ", 0x" in pair]
         ranges = [(int(first, 16), int(last, 16)) for first, last in pairs]
         assert len(ranges) > 5

@@ -162,7 +162,7 @@ class Absent(ExecutorchTarget):
 def test_self_check_without_runtime_reads_weights_back(tmp_path: Path) -> None:
     made = usual()
     found = self_check(Absent(), made.plan, made.weights, made.files, no_progress).summary
-    assert found == "packed-only: 15 quantised matrices read back bit for bit; not installed here"
+    assert found == "packed-only: 15 quantised matrices read back bit for bit; not run: not installed here"
     name = "model.layers.0.mlp.up_proj"
     files = damaged(made, tmp_path, made.weights.packed(name).tobytes(), 0, 0x01)
     said = measured.refused(lambda: self_check(Absent(), made.plan, made.weights, files, no_progress))

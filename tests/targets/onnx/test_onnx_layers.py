@@ -159,7 +159,7 @@ class Absent(OnnxTarget):
 def test_self_check_without_engine_reads_weights_back(tmp_path: Path) -> None:
     plan, _, weights, _ = onnx_model("llama").copied(tmp_path)
     found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet).summary
-    assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
+    assert found == "packed-only: 22 quantised matrices read back bit for bit; not run: not installed here"
     data = bytearray((tmp_path / "out/weights.bin").read_bytes())
     data[100] ^= 0x10
     (tmp_path / "out/weights.bin").write_bytes(bytes(data))

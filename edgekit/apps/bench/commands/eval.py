@@ -87,7 +87,7 @@ def command(
         chosen = TaskOptions(public.limit, public.seed, public.temperature, public.allow_code, public.fresh)
         evaluate_public(artifact, subject.reference, names, chosen, as_json, files)
         return 0
-    from edgekit.apps.bench.eval.evaluate import evaluate
+    from edgekit.apps.bench.eval.evaluate import BUNDLED_TEXT, evaluate
     from edgekit.apps.bench.eval.local_tasks import read_tasks
     from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
     from edgekit.apps.bench.report.results import Report
@@ -115,6 +115,8 @@ def command(
         if not evaluation.is_sound:
             show(checks_table([evaluation]))
         show_notes(notes_of(report))
+        if read.text is None and evaluation.model != "demo":
+            click.echo(f"measured on {BUNDLED_TEXT}; --text FILE measures on a text like your users'")
         kept = f"kept as {evaluation.fact}" if evaluation.fact else "not kept: it was not compared with its model"
         click.echo(kept)
     return 0 if evaluation.is_sound else 5

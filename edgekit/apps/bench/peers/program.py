@@ -77,10 +77,10 @@ def memory() -> dict[str, Any]:
             "anonymous_bytes": counters.get("RssAnon"),
             "rss_bytes": counters.get("VmRSS"),
         }
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return {"peak_bytes": None, "peak_counter": "this OS reports no peak"}
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"peak_bytes": peak if sys.platform == "darwin" else peak << 10, "peak_counter": "ru_maxrss of getrusage"}
 

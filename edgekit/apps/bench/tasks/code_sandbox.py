@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.common.subprocesses import kill_group
 from edgekit.errors import Unsupported
 
 _PROGRAM = Path(__file__).with_name("sandbox_program.py")
@@ -73,9 +72,7 @@ def _run(limits: dict[str, Any], job: dict[str, str], limit_s: float) -> dict[st
     except subprocess.TimeoutExpired:
         return {"passed": False, "why": "ran past its time"}
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_group(process)
     if not data or len(data) > _VERDICT_BYTES:
         return {"passed": False, "why": "the tests ended without a verdict"}
     verdict: dict[str, Any] = json.loads(data)

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+assert sys.platform != "win32"
 _NOBODY = 65534
 _NAMESPACES = 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # mount, process, network, IPC, host name
 _USER_NAMESPACE = 0x10000000
