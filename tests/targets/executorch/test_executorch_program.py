@@ -181,7 +181,6 @@ def test_planned_memory_is_read_from_the_file(made: dict[str, Model]) -> None:
     assert "llama::custom_sdpa.out" in contents.operators
     cache = 2 * 2 * 2 * 16 * SLOTS * 4
     assert cache in contents.arenas["append"] and cache in contents.arenas["step"]
-    assert cache < contents.arena_bytes < cache + 1_000_000
 
 
 def test_more_logits_than_one_call_computes(made: dict[str, Model]) -> None:
