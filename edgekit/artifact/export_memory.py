@@ -28,19 +28,19 @@ _PRIVATE = "private_weights_bytes", "kv_bytes", "activation_bytes"
 
 
 def _steps(plan: Plan, target: Target, calibration_tokens: int) -> Iterator[Term]:
-    model, costs, reading = plan.model, target.export_costs, sum(plan.memory.tokenizer(plan.model))
+    model, load, costs, reading = plan.model, load_of(plan), target.export_costs, sum(plan.memory.tokenizer(plan.model))
     base = _PYTHON_BYTES + round(_TOKENIZER_SHARE * reading)
     if calibration_tokens:
         size = base + TORCH_BYTES + calibration_bytes(model, plan.recipe, calibration_tokens)
         yield sized("export_bytes", size, f"to choose integers on {calibration_tokens:,} tokens")
     base += costs.tools
     values = model.parameters + (model.vocab_size * model.hidden_size if model.tied else 0)
-    lowering = TORCH_BYTES + round(costs.value * values) + costs.layer * len(model.layers) if costs.value else 0
+    cache = total(target.memory(load), "kv_bytes")
+    lowering = TORCH_BYTES + round(costs.value * values + costs.cache * cache) if costs.value else 0
     yield sized("export_bytes", base + max(lowering, round(costs.tokenizer * reading)), "to write the files")
     base += TORCH_BYTES + _LAYERS * largest_layer_bytes(model)
     largest = max(tensor.size for tensor in model.tensors()) * 4
     yield sized("export_bytes", base + largest + _SLICES_BYTES, "to read the largest tensor back")
-    load = load_of(plan)
     load = load._replace(held_tokens=min(CHECKED_TOKENS, load.held_tokens), chunk_tokens=TOKENS_A_CALL, sequences=1)
     running = total(target.memory(load), *_PRIVATE) + total(load.weights(mapped=costs.copied), "mapped_weights_bytes")
     running += round(costs.vocabulary * reading) + _LOGITS * CHECKED_TOKENS * model.vocab_size * 4
@@ -54,8 +54,7 @@ def export_peak(plan: Plan, target: Target, calibration_tokens: int) -> Term:
 
 def with_peak(plan: Plan, target: Target) -> Plan:
     """Return the plan with the peak of an export without options."""
-    is_calibrated = usual_method(plan.model, plan.recipe) == "gptq"
-    peak = export_peak(plan, target, SEQUENCES * LENGTH if is_calibrated else 0)
+    peak = export_peak(plan, target, SEQUENCES * LENGTH if usual_method(plan.model, plan.recipe) == "gptq" else 0)
     return plan.model_copy(update={"export_bytes": 0 if plan.model.exportable else peak.bytes})
 
 

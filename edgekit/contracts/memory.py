@@ -236,7 +236,7 @@ class ExportCosts(NamedTuple):
     tokenizer: float = 1.0  # times what reading the tokenizer takes, while it is written
     vocabulary: float = 0.0  # times that, of the library's own vocabulary while the artifact runs
     value: float = 0.0  # of each weight that is traced and lowered
-    layer: int = 0  # of each layer that is traced and lowered
+    cache: float = 0.0  # times the cache, which the lowered graphs hold
 
 
 MemoryTerms = Callable[[MemoryLoad], Iterable[Term]]  # `Target.memory`

@@ -35,8 +35,8 @@ class ExecutorchTarget(Target):
 
     name = "executorch"
     backends = ("xnnpack", "coreml", "vulkan")
-    # torchao and ExecuTorch; the constants of a program in several forms; the nodes of graphs that are traced twice.
-    export_costs = ExportCosts(tools=140 * MIB, value=7.8, layer=18 * MIB)
+    # torchao and ExecuTorch; the constants of a program in several forms; its cache in every method and pass.
+    export_costs = ExportCosts(tools=140 * MIB, value=7.35, cache=24.5)
 
     def missing(self) -> str | None:
         from edgekit_executorch.versions import clash, versions
