@@ -260,8 +260,9 @@ class ModelFolders(fuzzing.JsonFormat):
         super().__init__()
         self._folder = tiny_models.write_tiny(folder / "tiny", layers=1)
         write_adapter(self._folder / "adapter", open_source(self._folder).spec)
-        with suppress(Unsupported):  # transformers, which an unknown family loads, is loaded now
-            open_source(tiny_models.write_tiny(folder / "unknown", layers=1, model_type="unknown"))
+        with suppress(InvalidInput, Unsupported):  # transformers, which an unknown family loads, is loaded now
+            (folder / "config.json").write_text(json.dumps({"model_type": "unknown", "hidden_size": 64}))
+            open_source(folder)
         (self._folder / "chat_template.jinja").write_text(tiny_models.TEMPLATE)
         weight_map = dict.fromkeys(read_header(self._folder / "model.safetensors"), "model.safetensors")
         (self._folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
