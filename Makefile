@@ -84,7 +84,8 @@ check: .venv/.with-dev
 	$(BIN)/mypy --platform win32 --no-warn-unreachable
 	$(PYTEST) -m "not slow and not long"
 
-# A million damaged GGUF files, and as many tokenizers and manifests for the native library; 100,000 of each other format:
+# A million damaged GGUF files, and as many tokenizers and manifests for the native library; 100,000 of each other format
+# and of what models may write, 2,000 of model folders:
 # several hours on one core.
 # Then every call of the system that each operation makes, failing in turn; every pair of commands at once; inputs of 8 MB
 # to every API of a server; and the property tests with new examples.

@@ -15,12 +15,14 @@ from pydantic import BeforeValidator, Field
 from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, MadeOf, seal
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
+from edgekit.artifact.export_memory import check_memory
 from edgekit.artifact.origin import origin_of
 from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_adapters
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
 from edgekit.common.files import check_output, free_bytes
+from edgekit.common.footprint import return_unused
 from edgekit.common.machine_facts import write_fact
 from edgekit.common.options import Option
 from edgekit.common.packages import RUNTIMES, versions_of
@@ -128,6 +130,7 @@ def export(
     check_inputs(plan.model_copy(update={"quantisation": asked}))
     final = Path(out)
     target = plugins.load_target(plan.target)
+    check_memory(plan, target, calibration.fact.tokens if calibration is not None else 0)
     staging = staging_for(final, plan.estimate.file_bytes)
     try:
         weights = _weights(plan, source, calibration, options)
@@ -139,6 +142,7 @@ def export(
             check_inputs(plan)
         plan = seal_head(plan, weights, staging)
         target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
+        return_unused()
         for path in companions(weights.folder):
             if not (staging / path.name).exists():
                 shutil.copyfile(path, staging / path.name)
@@ -168,10 +172,10 @@ def export(
 
 
 def _without_paths(plan: Plan) -> Plan:
-    """Return the plan as it is sealed: what lies on this machine is called by its name alone."""
+    """Return the plan as it is sealed: nothing of this machine, and what lies on it is called by its name alone."""
     given = {field: getattr(plan, field) for field in ("model_source", "draft", "drafter_source")}
     here = {field: Path(path) for field, path in given.items() if path and path not in BUNDLED and Path(path).exists()}
-    return plan.model_copy(update={field: path.resolve().name for field, path in here.items()})
+    return plan.model_copy(update={"export_bytes": 0, **{field: path.resolve().name for field, path in here.items()}})
 
 
 def _described(manifest: Manifest) -> dict[str, bytes]:

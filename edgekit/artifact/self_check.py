@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CHECKED_TOKENS = 96
 _ENDS_WITHIN_S = 20.0  # of the reference that is not needed any more: some layers
-_TOKENS_A_CALL = 32  # small enough for several calls, so that the cache is checked too
+TOKENS_A_CALL = 32  # small enough for several calls, so that the cache is checked too
 # The largest error of float weights, as a share of the largest logit.
 MAX_FLOAT_ERROR = 0.02
 # The largest mean KL divergence, in nats, of quantised weights from the reference on the same integers. Above it, the
@@ -102,10 +102,9 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         stored = read_back(target, plan, weights, files)
         progress(1, 3, "self-check: running the artifact")
         try:
-            engine = target.open(plan, files)
+            ran = _run(target, plan, files, tokens)
         except (TargetMissing, Unsupported) as refused:
             return CheckResult(f"packed-only: {stored}; not run: {refused}")
-        ran = _run(engine, plan, tokens)
         progress(2, 3, "self-check: comparing with the reference")
         expected = reference.result()
     if expected is None:
@@ -168,19 +167,17 @@ class Ran(NamedTuple):
         return f"{itself}; caches, against {self.widest} bits: {each}" if each else itself
 
 
-def _run(engine: Engine, plan: Plan, tokens: Sequence[int]) -> Ran:
-    """Run the text with each width of the cache; close the engine."""
-    try:
-        widest, *narrower = engine.capabilities.kv_bits
-        ran = Ran(widest, _engine_logits(engine, plan, tokens, widest), {}, {})
-        for bits in narrower:
-            logits = _engine_logits(engine, plan, tokens, bits)
-            cost = compare(logits[_cached(tokens)], ran.logits[_cached(tokens)]).kl
-            ran.kv_costs[bits] = cost if cost < _MOST_KL else _MOST_KL
-            if not cost <= MAX_CACHE_ERROR:
-                ran.narrow[bits] = logits
-    finally:
-        engine.close()
+def _run(target: Target, plan: Plan, files: Path, tokens: Sequence[int]) -> Ran:
+    """Run the text with each width of the cache, in an engine of its own: some hold weights once for each width."""
+    engine = target.open(plan, files)
+    widest, *narrower = engine.capabilities.kv_bits
+    ran = Ran(widest, _engine_logits(engine, plan, tokens, widest), {}, {})
+    for bits in narrower:
+        logits = _engine_logits(target.open(plan, files), plan, tokens, bits)
+        cost = compare(logits[_cached(tokens)], ran.logits[_cached(tokens)]).kl
+        ran.kv_costs[bits] = cost if cost < _MOST_KL else _MOST_KL
+        if not cost <= MAX_CACHE_ERROR:
+            ran.narrow[bits] = logits
     return ran
 
 
@@ -301,15 +298,18 @@ def _check_states(target: Target, plan: Plan, weights: NeutralWeights, files: Pa
 
 def _cached(tokens: Sequence[int]) -> slice:
     """Return the rows after the first call, which reads no cache."""
-    return slice(min(_TOKENS_A_CALL, len(tokens) // 2), None)
+    return slice(min(TOKENS_A_CALL, len(tokens) // 2), None)
 
 
 def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int) -> NDArray[np.float32]:
-    """Return the logits of `tokens` with a KV cache of `bits` bits, which holds no more than them."""
+    """Return the logits of `tokens` with a KV cache of `bits` bits, which holds no more than them; close the engine."""
     from edgekit.contracts.feeding import feed
 
-    state = engine.start(plan.storage.model_copy(update={"kv_bits": bits, "capacity_tokens": len(tokens)}))
     try:
-        return feed(engine, state, tokens, len(tokens), chunk_tokens=_TOKENS_A_CALL)
+        state = engine.start(plan.storage.model_copy(update={"kv_bits": bits, "capacity_tokens": len(tokens)}))
+        try:
+            return feed(engine, state, tokens, len(tokens), chunk_tokens=TOKENS_A_CALL)
+        finally:
+            state.close()
     finally:
-        state.close()
+        engine.close()

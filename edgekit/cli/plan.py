@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import edgekit
+from edgekit.artifact.export_memory import with_peak
 from edgekit.cli._console import WIDE_TABLE, console as new_console, draw, print_below
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
@@ -72,6 +73,7 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
     plans, refusal = plans_that_fit(
         lambda names: edgekit.plan(model, names, announce=announce, **given), devices.names()
     )
+    plans = [with_peak(plan, load_target(plan.target)) for plan in plans]
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
             raise _shown(refusal, shown)
@@ -161,6 +163,8 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     is_short = len(plan.budget_why) <= _SHORT
     why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
     _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")
+    if plan.export_bytes:
+        _print_line("export", f"takes about {show_bytes(plan.export_bytes)} of private memory on this machine")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g}"
     if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep

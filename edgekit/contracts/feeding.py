@@ -25,11 +25,11 @@ def feed(
     first = len(tokens) - num_logits
     for start in range(0, first, step):
         engine.forward([Chunk(state, tokens[start : min(start + step, first)], 0)])
-    parts = []
+    logits = np.empty((num_logits, engine.capabilities.vocabulary), np.float32)
     for start in range(first, len(tokens), step):
         chunk = tokens[start : start + step]
-        parts.append(np.array(engine.forward([Chunk(state, chunk, len(chunk))])[0], dtype=np.float32))
-    return np.concatenate(parts) if parts else np.zeros((0, engine.capabilities.vocabulary), np.float32)
+        logits[start - first : start - first + len(chunk)] = engine.forward([Chunk(state, chunk, len(chunk))])[0]
+    return logits
 
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:

@@ -230,6 +230,17 @@ class MemoryLoad(NamedTuple):
         return [*step, most._replace(bytes=more, why=f"{most.why}, less the activations")] if more else step
 
 
+class ExportCosts(NamedTuple):
+    """Private bytes of a target's own steps of an export, besides Python, torch and the model's largest tensors."""
+
+    tools: int = 0  # libraries, once they are imported
+    copied: float = 0.0  # of weights that an opening maps, but copies from files that are not sealed yet
+    tokenizer: float = 1.0  # times what reading the tokenizer takes, while it is written
+    vocabulary: float = 0.0  # times that, of the library's own vocabulary while the artifact runs
+    value: float = 0.0  # of each weight that is traced and lowered
+    cache: float = 0.0  # times the cache, which the lowered graphs hold
+
+
 MemoryTerms = Callable[[MemoryLoad], Iterable[Term]]  # `Target.memory`
 
 

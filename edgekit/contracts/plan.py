@@ -311,6 +311,8 @@ class Plan(Frozen):
         (), exclude_if=lambda value: not value
     )
     estimate: Estimate
+    # Private memory that `export` takes on the machine that planned, with its defaults; not sealed.
+    export_bytes: Bytes = Field(0, exclude_if=lambda value: not value)
     memory: MemoryFacts
     budget_bytes: FileBytes
     budget_why: Text

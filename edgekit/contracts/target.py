@@ -11,7 +11,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities, plan_refusal
 from edgekit.contracts.engine import Engine
-from edgekit.contracts.memory import MemoryLoad, Term, usual_terms
+from edgekit.contracts.memory import ExportCosts, MemoryLoad, Term, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import Recipe, of_model
 from edgekit.errors import Unsupported, quote_short
@@ -62,6 +62,7 @@ class Target(ABC):
 
     name: str
     backends: tuple[str, ...]
+    export_costs = ExportCosts()
 
     @abstractmethod
     def missing(self) -> str | None:

@@ -32,11 +32,6 @@ def builtin_folder() -> Traversable:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "profiles"
 
 
-def _installed_folders() -> list[Traversable]:
-    """Return the folders of profiles: the built-in one, then the folders of installed packages."""
-    return [builtin_folder(), *(files(entry.value) for entry in entry_points(group="edgekit.profiles"))]
-
-
 def profile_sha256(profile: DeviceProfile) -> str:
     """Return a hash of a profile's facts, independent of the layout of its file."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
@@ -61,7 +56,8 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Traversable]:
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"{folder}: is not a folder of profiles; check the path")
-    for path in (*folders, user_profiles(), *_installed_folders()):
+    installed = (files(entry.value) for entry in entry_points(group="edgekit.profiles"))
+    for path in (*folders, user_profiles(), builtin_folder(), *installed):
         for file in _yaml_files(path):
             profiles.setdefault(file.name.rpartition(".")[0], file)
     return profiles

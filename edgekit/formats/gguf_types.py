@@ -7,6 +7,7 @@ their values, so that a file can be read a few rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,16 +49,8 @@ def _high_bits(packed: ByteArray) -> ByteArray:
     return np.unpackbits(packed, axis=-1, bitorder="little") * np.uint8(16)
 
 
-def _f32(blocks: ByteArray) -> Floats:
-    return blocks.view("<f4").astype(np.float32)
-
-
-def _f16(blocks: ByteArray) -> Floats:
-    return blocks.view("<f2").astype(np.float32)
-
-
-def _f64(blocks: ByteArray) -> Floats:
-    return blocks.view("<f8").astype(np.float32)
+def _floats(blocks: ByteArray, *, dtype: str) -> Floats:
+    return blocks.view(dtype).astype(np.float32)
 
 
 def _bf16(blocks: ByteArray) -> Floats:
@@ -182,8 +175,8 @@ def _mxfp4(blocks: ByteArray) -> Floats:
 
 
 TYPES: dict[int, GgufType] = {
-    0: GgufType("F32", 1, 4, _f32, is_float=True),
-    1: GgufType("F16", 1, 2, _f16, is_float=True),
+    0: GgufType("F32", 1, 4, partial(_floats, dtype="<f4"), is_float=True),
+    1: GgufType("F16", 1, 2, partial(_floats, dtype="<f2"), is_float=True),
     2: GgufType("Q4_0", _QK, 18, _q4_0, integer_format=IntegerFormat(4, _QK, "F16")),
     3: GgufType("Q4_1", _QK, 20, _q4_1),
     6: GgufType("Q5_0", _QK, 22, _q5_0),
@@ -196,7 +189,7 @@ TYPES: dict[int, GgufType] = {
     14: GgufType("Q6_K", _QK_K, 210, _q6_k),
     20: GgufType("IQ4_NL", _QK, 18, _iq4_nl),
     23: GgufType("IQ4_XS", _QK_K, 136, _iq4_xs),
-    28: GgufType("F64", 1, 8, _f64, is_float=True),
+    28: GgufType("F64", 1, 8, partial(_floats, dtype="<f8"), is_float=True),
     30: GgufType("BF16", 1, 2, _bf16, is_float=True),
     39: GgufType("MXFP4", _QK, 17, _mxfp4),
 }

@@ -113,10 +113,8 @@ def _method(
     if neutral is not None:
         return neutral.quantisation.method
     recipe = recipe or named_recipe("balanced")
-    if not any(rule.format.kind == "s4" for rule in recipe.rules):
-        return "rtn"
-    if chosen_by is None:
-        return "gptq" if source.spec.parameters <= _USUALLY_CALIBRATED and not source.spec.encoder else "rtn"
+    if chosen_by is None or not _has_four_bits(recipe):
+        return usual_method(source.spec, recipe)
     if chosen_by.calibrate is not None:
         return chosen_by.method or "gptq"
     text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
@@ -129,6 +127,16 @@ def _rounds(source: ModelSource, request: PlanRequest, chosen_by: QuantOptions |
         return False
     is_open = chosen_by.method in (None, "rtn") and chosen_by.effort in (None, "quick")
     return is_open and why_rounded(source, chosen_by.effort) is not None
+
+
+def _has_four_bits(recipe: Recipe) -> bool:
+    return any(rule.format.kind == "s4" for rule in recipe.rules)
+
+
+def usual_method(model: ModelSpec, recipe: Recipe) -> Method:
+    """Return the method by which an export without options chooses integers, on a usual machine."""
+    is_calibrated = model.parameters <= _USUALLY_CALIBRATED and not model.encoder
+    return "gptq" if is_calibrated and _has_four_bits(recipe) and recipe.keeps is None else "rtn"
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from edgekit.common.footprint import return_unused
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.neutral import CalibrationFact
 from edgekit.errors import InvalidInput, quote_short, vendor_errors
@@ -77,6 +78,8 @@ def read_calibration(
         tokenizer = _tokenizer(model_folder)
         begin = _bos(tokenizer)
         stream = _stream(documents, tokenizer, begin)
+        del tokenizer
+        return_unused()
         if path and (warning := _unlike_chat(documents, model_folder)):
             warnings.append(warning)
     if stream.size < MIN_TOKENS:
@@ -175,6 +178,8 @@ def encode(documents: Iterable[Document], folder: Path) -> np.ndarray[Any, Any]:
     """Encode documents into one stream of tokens, each plain text with the tokenizer's own special tokens."""
     tokenizer = _tokenizer(folder)
     ids = [_ids(tokenizer, text, special=not is_chat) for text, is_chat in documents]
+    del tokenizer
+    return_unused()
     return np.array([token for each in ids for token in each], np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,19 +39,14 @@ def mean_squares(
         del rows
         for index in range(len(model.layers)):
             progress(index, len(model.layers), f"importance: layer {index}")
-            prefix = f"{model.prefix}layers.{index}."
+            hooks = decoder.Hooks(decoder.of_layer(model, index, add))
             tensors = decoder.layer_tensors(model, index, lambda name: torch.from_numpy(read(name)))
-            observe = partial(_observe, add, prefix)
             for position, hidden in enumerate(batches):
-                batches[position] = decoder.layer_forward(model, index, tensors, hidden, decoder.Hooks(observe))
+                batches[position] = decoder.layer_forward(model, index, tensors, hidden, hooks)
         norm = torch.from_numpy(read(decoder.last_norm(model)))
         for hidden in batches:
             add(table if model.tied else model.head, decoder.final_norm(model, norm, hidden))
     return {module: _raised(each.numpy()) for module, each in sums.items()}
-
-
-def _observe(add: Callable[[str, torch.Tensor], None], prefix: str, name: str, inputs: torch.Tensor) -> None:
-    add(prefix + name, inputs)
 
 
 def _raised(squares: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
+from edgekit.common.footprint import return_unused
 from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_json
 from edgekit.common.progress import Progress, no_progress
@@ -36,13 +37,12 @@ from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import shards as parts
-from edgekit.quant.bit_budget import resolve_budget
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantJob, QuantMethod, Rtn, find_method, is_calibrated, rescales
 from edgekit.quant.own_integers import Kept, rounded_notes
-from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
+from edgekit.quant.sensitivity import load_losses, predicted_losses, resolve_budget, save_losses
 from edgekit.quant.smoothing import SMOOTHED, smoothed_reader
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
@@ -269,6 +269,7 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
     if not path.exists():
         losses = predicted_losses(order.recipe, order.model, _text(order), read, order.progress, order.device)
         save_losses(path, losses)
+        return_unused()
     return resolve_budget(order.recipe, order.model, load_losses(path))
 
 

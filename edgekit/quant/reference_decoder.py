@@ -145,9 +145,10 @@ def logits(
         if get_rows is None:
             scores = head(spec, norm, get_tensor(matrix), hidden)
         else:
-            starts = range(0, spec.vocab_size, HEAD_ROWS)
-            blocks = [slice(start, min(start + HEAD_ROWS, spec.vocab_size)) for start in starts]
-            scores = torch.cat([head(spec, norm, get_rows(matrix, block), hidden) for block in blocks], dim=-1)
+            scores = hidden.new_empty((*hidden.shape[:-1], spec.vocab_size))
+            for start in range(0, spec.vocab_size, HEAD_ROWS):
+                block = slice(start, min(start + HEAD_ROWS, spec.vocab_size))
+                scores[..., block] = head(spec, norm, get_rows(matrix, block), hidden)
         return scores if ids.ndim == 2 else scores[0]
 
 

@@ -168,7 +168,8 @@ def write_part(
                     weight_error=error, output_error=choice.output_errors.get(tensor.module)
                 )
             release(tensor.name)
-        write_file(_statistics_path(path), _as_json(statistics))
+        noted = {name: item.model_dump() for name, item in statistics.items()}
+        write_file(_statistics_path(path), json.dumps(noted).encode())
         writer.seal()
     return statistics
 
@@ -241,10 +242,6 @@ def is_written(shard: Path) -> bool:
 
 def _statistics_path(shard: Path) -> Path:
     return shard.with_name(f".{shard.name}.statistics")
-
-
-def _as_json(statistics: Mapping[str, Statistics]) -> bytes:
-    return json.dumps({name: item.model_dump() for name, item in statistics.items()}).encode()
 
 
 def read_statistics(shard: Path) -> dict[str, Statistics]:

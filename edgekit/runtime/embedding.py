@@ -211,9 +211,5 @@ def check_texts(texts: object) -> None:
     """Refuse anything but a list of texts or of token lists."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise InvalidInput("texts: give a list with at least one text")
-    if any(not isinstance(each, str) and not _are_tokens(each) for each in texts):
+    if any(isinstance(each, bytes) or not isinstance(each, Sequence) for each in texts):
         raise InvalidInput("texts: each must be a text or a list of tokens")
-
-
-def _are_tokens(given: object) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, bytes)

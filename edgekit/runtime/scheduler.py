@@ -16,9 +16,8 @@ from edgekit.common.locks import ThreadLock
 from edgekit.common.log import log
 from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
-from edgekit.runtime.histograms import RequestHistograms
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.metrics import Metrics, RuntimeCounters
+from edgekit.runtime.metrics import Metrics, RequestHistograms, RuntimeCounters
 from edgekit.runtime.request import Request, Status
 from edgekit.runtime.text_assembler import TextAssembler
 

@@ -13,14 +13,16 @@ import numpy as np
 from edgekit.contracts.engine import Chunk, Engine, Segment
 from edgekit.contracts.feeding import feed
 from edgekit.testing.check_adapters import check_adapters  # noqa: F401 - among CHECKS
-from edgekit.testing.check_cached import check_cached_keys_are_those_of_the_tokens  # noqa: F401 - among CHECKS
-from edgekit.testing.check_features import check_features  # noqa: F401 - among CHECKS
 from edgekit.testing.check_keeping import (  # noqa: F401 - among CHECKS
     check_kept_tokens_depend_on_the_text,
     check_several_spans_leave_at_once,
 )
-from edgekit.testing.check_recurrent import check_a_recurrent_part_follows  # noqa: F401 - among CHECKS
-from edgekit.testing.check_segments import check_segments_survive_the_disk  # noqa: F401 - among CHECKS
+from edgekit.testing.check_states import (  # noqa: F401 - among CHECKS
+    check_a_recurrent_part_follows,
+    check_cached_keys_are_those_of_the_tokens,
+    check_features,
+    check_segments_survive_the_disk,
+)
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
 EngineCheck = Callable[[Engine, Judge], None]

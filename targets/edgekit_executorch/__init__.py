@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.common.progress import Progress
+from edgekit.common.units import MIB
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
-from edgekit.contracts.memory import MemoryLoad, Term
+from edgekit.contracts.memory import ExportCosts, MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
@@ -34,6 +35,8 @@ class ExecutorchTarget(Target):
 
     name = "executorch"
     backends = ("xnnpack", "coreml", "vulkan")
+    # torchao and ExecuTorch; the constants of a program in several forms; its cache in every method and pass.
+    export_costs = ExportCosts(tools=140 * MIB, value=7.35, cache=24.5)
 
     def missing(self) -> str | None:
         from edgekit_executorch.versions import clash, versions

@@ -31,15 +31,6 @@ class Contents(NamedTuple):
     operators: frozenset[str]  # operators outside delegated parts
     arenas: dict[str, tuple[int, ...]]  # bytes of each planned arena, by method
 
-    @property
-    def arena_bytes(self) -> int:
-        """The bytes of all planned arenas. Methods share them, so each has the size that the largest method needs."""
-        columns = max((len(sizes) for sizes in self.arenas.values()), default=0)
-        return sum(
-            max((sizes[column] for sizes in self.arenas.values() if column < len(sizes)), default=0)
-            for column in range(columns)
-        )
-
 
 class Layout(NamedTuple):
     """The tables of a file, and the base of its segments."""

@@ -10,7 +10,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.capabilities import Capabilities
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.engine import Engine
-from edgekit.contracts.memory import MemoryLoad, Term
+from edgekit.contracts.memory import ExportCosts, MemoryLoad, Term
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import GGUF_BLOCKS, Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
@@ -33,6 +33,7 @@ class LlamaCppTarget(Target):
 
     name = "llamacpp"
     backends = ("cpu", "metal", "cuda", "vulkan")
+    export_costs = ExportCosts(tokenizer=2.4, vocabulary=0.8)  # as JSON and as metadata, which are compared
 
     def missing(self) -> str | None:
         from edgekit_llamacpp.library import missing

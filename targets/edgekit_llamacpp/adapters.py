@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit.formats.gguf_writer import WrittenTensor, write_gguf
 from edgekit.model.lora import LoraAdapter
@@ -52,8 +52,5 @@ def _tensors(spec: ModelSpec, adapter: LoraAdapter) -> Iterator[WrittenTensor]:
             continue
         name, order = gguf_name(spec, tensor), row_order(spec, tensor.module)
         for side, matrix in (("a", part.a), ("b", part.b if order is None else part.b[order])):
-            yield _float_tensor(f"{name}.lora_{side}", matrix)
-
-
-def _float_tensor(name: str, values: NDArray[np.float32]) -> WrittenTensor:
-    return WrittenTensor(name, "F32", values.shape, lambda: iter([np.ascontiguousarray(values, "<f4")]))
+            floats = np.ascontiguousarray(matrix, "<f4")
+            yield WrittenTensor(f"{name}.lora_{side}", "F32", floats.shape, partial(iter, [floats]))

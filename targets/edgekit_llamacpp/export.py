@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgekit.common.files import write_file
+from edgekit.common.footprint import return_unused
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
@@ -34,6 +35,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
 
     progress(0, total, "tokenizer")
     tokens = tokenizer_metadata(plan.model, weights.folder)
+    return_unused()
     metadata: dict[str, MetadataValue] = model_metadata(plan.model, plan.context) | tokens
     if not plan.recipe.is_exact():
         metadata["general.quantization_version"] = _QUANTISATION

@@ -238,7 +238,7 @@ def opened() -> Library:
     reason = None if own else _missing_package()
     if reason:
         raise TargetMissing(f"{_PREFIX}{reason}")
-    foreign = other_copy()
+    foreign = next((name for name in OTHER_BINDINGS if name in sys.modules), None)
     if foreign:
         raise TargetMissing(
             f"{_PREFIX}{foreign} has loaded another llama.cpp into this process, and two would crash; "
@@ -256,11 +256,6 @@ def opened() -> Library:
     _declare(functions, path)
     _check(functions, path)
     return Library(path, functions)
-
-
-def other_copy() -> str | None:
-    """Return the imported package that loaded another copy of llama.cpp into this process; None if there is none."""
-    return next((name for name in OTHER_BINDINGS if name in sys.modules), None)
 
 
 def _library_of_package() -> Path | None:

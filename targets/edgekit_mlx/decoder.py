@@ -270,14 +270,10 @@ def _gelu_tanh(values: mx.array) -> mx.array:
     return 0.5 * values * (1 + mx.tanh((2 / np.pi) ** 0.5 * (values + 0.044715 * values**3)))
 
 
-def _relu2(values: mx.array) -> mx.array:
-    return mx.square(mx.maximum(values, 0))
-
-
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "relu2": _relu2,
+    "relu2": lambda values: mx.square(mx.maximum(values, 0)),
     "sigmoid": mx.sigmoid,
 }

@@ -53,12 +53,13 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     expected = {stored.name: (stored.dtype, stored.shape) for stored in stored_tensors(plan.model, packed, floats)}
     tensors = file_tensors(plan.model)
     with TensorWriter(out / WEIGHTS, expected) as file:
+        writing = _Writing(file, weights, floats)
         for done, (tensor, parts) in enumerate(tensors):
             progress(done, len(tensors), tensor.name)
             packing = packed.get(module_on_disk(plan.model, tensor)) if is_module(tensor) else None
             for index, part in enumerate(parts):
                 place = Destination(on_disk(plan.model, tensor.name), index if part.is_of_expert else None)
-                _write(file, place, weights, part, packing, floats)
+                writing.write(place, part, packing)
             weights.release()
         file.seal()
     config = mlx_config(read_json(weights.folder / "config.json"), plan.model, packed, floats)
@@ -88,63 +89,49 @@ class Destination(NamedTuple):
             yield slice(start, min(start + step, rows)), start
 
 
-def _write(
-    file: TensorWriter,
-    place: Destination,
-    weights: NeutralWeights,
-    tensor: Tensor,
-    packing: MlxPacking | None,
-    floats: FloatType,
-) -> None:
-    if packing is None:
+class _Writing(NamedTuple):
+    """An open file, and the weights that are written into it."""
+
+    file: TensorWriter
+    weights: NeutralWeights
+    floats: FloatType
+
+    def write(self, place: Destination, tensor: Tensor, packing: MlxPacking | None) -> None:
+        if packing is None:
+            for rows, first in place.blocks(tensor):
+                self.file.write(place.name, as_stored(self.weights.floats(tensor.name, rows), self.floats), first)
+        elif self.weights.format_of(tensor.module).is_float:
+            self._quantise(place, tensor, packing)
+        else:
+            self._copy(place, tensor, packing)
+
+    def _copy(self, place: Destination, tensor: Tensor, packing: MlxPacking) -> None:
+        """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias with it."""
+        packed = self.weights.packed(tensor.module)
         for rows, first in place.blocks(tensor):
-            file.write(place.name, as_stored(weights.floats(tensor.name, rows), floats), first)
-    elif weights.format_of(tensor.module).is_float:
-        _quantise(file, weights, tensor, packing, place, floats)
-    else:
-        _copy(file, weights, tensor, packing, place, floats)
+            self.file.write(place.name, packed[rows], first)
+            scales = self.weights.scales(tensor.module, rows)
+            repeats = tensor.shape[1] // packing.group // scales.shape[1]
+            repeated = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
+            stored, biases = as_stored(repeated, self.floats), repeated * -np.float32(2 ** (packing.bits - 1))
+            if self.floats == "F16" and abs(biases).max() > _LARGEST_FLOAT16:
+                raise InvalidInput(
+                    f"mlx: {tensor.module} has a scale of {abs(scales).max():g}, whose bias is beyond float16; "
+                    "give a recipe whose float_format is bfloat16"
+                )
+            scales_kind = self.weights.format_of(tensor.module).scales
+            if scales_kind and not np.array_equal(as_read(stored, self.floats), repeated):
+                raise Unsupported(
+                    f"mlx: {tensor.module} has scales that {self.floats} does not hold; choose --recipe s8, which"
+                    " rounds again"
+                )
+            self.file.write(f"{place.module}.scales", stored, first)
+            self.file.write(f"{place.module}.biases", as_stored(biases, self.floats), first)
 
-
-def _copy(
-    file: TensorWriter,
-    weights: NeutralWeights,
-    tensor: Tensor,
-    packing: MlxPacking,
-    place: Destination,
-    floats: FloatType,
-) -> None:
-    """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias with it."""
-    packed = weights.packed(tensor.module)
-    for rows, first in place.blocks(tensor):
-        file.write(place.name, packed[rows], first)
-        scales = weights.scales(tensor.module, rows)
-        repeats = tensor.shape[1] // packing.group // scales.shape[1]
-        repeated = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
-        stored, biases = as_stored(repeated, floats), repeated * -np.float32(2 ** (packing.bits - 1))
-        if floats == "F16" and abs(biases).max() > _LARGEST_FLOAT16:
-            raise InvalidInput(
-                f"mlx: {tensor.module} has a scale of {abs(scales).max():g}, whose bias is beyond float16; "
-                "give a recipe whose float_format is bfloat16"
-            )
-        if weights.format_of(tensor.module).scales and not np.array_equal(as_read(stored, floats), repeated):
-            raise Unsupported(
-                f"mlx: {tensor.module} has scales that {floats} does not hold; choose --recipe s8, which rounds again"
-            )
-        file.write(f"{place.module}.scales", stored, first)
-        file.write(f"{place.module}.biases", as_stored(biases, floats), first)
-
-
-def _quantise(
-    file: TensorWriter,
-    weights: NeutralWeights,
-    tensor: Tensor,
-    packing: MlxPacking,
-    place: Destination,
-    floats: FloatType,
-) -> None:
-    for rows, first in place.blocks(tensor):
-        quantised = quantise(weights.floats(tensor.name, rows), packing, floats)
-        file.write(place.name, quantised.words, first)
-        file.write(f"{place.module}.scales", quantised.scales, first)
-        if quantised.biases is not None:
-            file.write(f"{place.module}.biases", quantised.biases, first)
+    def _quantise(self, place: Destination, tensor: Tensor, packing: MlxPacking) -> None:
+        for rows, first in place.blocks(tensor):
+            quantised = quantise(self.weights.floats(tensor.name, rows), packing, self.floats)
+            self.file.write(place.name, quantised.words, first)
+            self.file.write(f"{place.module}.scales", quantised.scales, first)
+            if quantised.biases is not None:
+                self.file.write(f"{place.module}.biases", quantised.biases, first)

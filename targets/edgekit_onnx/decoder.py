@@ -104,7 +104,10 @@ class OnnxDecoder:
     def bias(self, *modules: str) -> DataLocation | None:
         """Return the stacked biases of modules, if they have any."""
         names = [f"{module}.bias" for module in modules]
-        return self.packing.joined_vectors(names) if names[0] in self._stored else None
+        if names[0] not in self._stored:
+            return None
+        biases = [self.packing.weights.floats(name).reshape(-1) for name in names]
+        return self.packing.floats(np.concatenate(biases))
 
     def ones(self, graph: Graph, count: int) -> ir.Value:
         """Return the weights of a norm that has none."""

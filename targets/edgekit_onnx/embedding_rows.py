@@ -1,16 +1,17 @@
-"""Embeddings of tokens on the host, for heads that read them: the look-up of the body's first graph, run alone."""
+"""What heads read on the host: embeddings, by the look-up of the body's first graph run alone, and the last norm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
 from edgekit_onnx.audit import audit
+from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.layout import embedding_name, with_nodes
 from edgekit_onnx.sessions import Provider, open_beside, options
 
@@ -61,3 +62,27 @@ def with_embedding_alone(data: bytes, node_name: str) -> bytes | None:
         all_of.extend(copied)
     del graph.value_info[:]
     return with_nodes(model, reversed(needed))
+
+
+class FinalNorm:
+    """The last norm, for callers that need hidden states: the head's graph only has logits."""
+
+    def __init__(self, plan: Plan, files: Path) -> None:
+        import onnx
+
+        name = f"{plan.model.prefix}{plan.model.names.last_norm}.weight"
+        graph = onnx.ModelProto.FromString(audit(plan, files)[-1].data).graph
+        stored = next((tensor for tensor in graph.initializer if tensor.name == name), None)
+        if stored is None or list(stored.dims) != [plan.model.hidden_size] or not stored.external_data:
+            raise DamagedArtifact(f"{files}: no graph holds {name}; export the artifact again")
+        place = {entry.key: int(entry.value) for entry in stored.external_data if entry.key != "location"}
+        # The audit has checked that these bytes exist.
+        self._weight = np.fromfile(files / DATA_FILE, np.float32, plan.model.hidden_size, offset=place["offset"])
+        self._epsilon = np.float32(plan.model.norm_epsilon)
+
+    def __call__(self, hidden: NDArray[Any]) -> NDArray[np.float32]:
+        """Return a normalised copy of [tokens, width]."""
+        squares = np.einsum("ij,ij->i", hidden, hidden, dtype=np.float32) / np.float32(hidden.shape[-1])
+        normed: NDArray[np.float32] = hidden * (1 / np.sqrt(squares + self._epsilon))[:, None]
+        normed *= self._weight
+        return normed

@@ -26,7 +26,7 @@ from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.attention_reader import AttentionReader
 from edgekit_onnx.capabilities import capabilities
 from edgekit_onnx.early_exit_cache import EarlyExitCache
-from edgekit_onnx.embedding_rows import EmbeddingRows
+from edgekit_onnx.embedding_rows import EmbeddingRows, FinalNorm
 from edgekit_onnx.exactness import (
     NOT_HERE,
     check_exact_bits,
@@ -36,7 +36,6 @@ from edgekit_onnx.exactness import (
     padded_tokens,
     spare_rows,
 )
-from edgekit_onnx.final_norm import FinalNorm
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, with_halves
 from edgekit_onnx.int8_kv import BITS as INT8_BITS, read_steps, with_steps
 from edgekit_onnx.kv_arena import LayerShape

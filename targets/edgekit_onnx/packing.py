@@ -152,9 +152,6 @@ class OnnxPacking:
         """Write any floats, e.g. a rotary table."""
         return self.file.add([np.ascontiguousarray(values, self.numbers)], values.size * self.numbers.itemsize)
 
-    def joined_vectors(self, names: Sequence[str]) -> DataLocation:
-        return self.floats(np.concatenate([self.weights.floats(name).reshape(-1) for name in names]))
-
     def _shape(self, module: str) -> tuple[int, int, int, int]:
         """Return outputs, inputs, bits and block of a module."""
         kind = self.weights.format_of(module)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,31 +17,65 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("torch")
 
 from click.testing import CliRunner, Result
-from configs import GEMMA_3N_E2B
+from configs import GEMMA_3N_E2B, QWEN_3_SMALL, SMOLLM2_135M
+from shapes import GEMMA_3_1B
 from tiny_models import write_tiny
 
 import edgekit
 from edgekit.apps.bench.eval.evaluate import evaluate
 from edgekit.artifact.artifact import open_artifact, verify
 from edgekit.artifact.export import check_export, export
+from edgekit.artifact.export_memory import export_peak
 from edgekit.artifact.self_check import CHECKED_TOKENS
 from edgekit.cli import command
 from edgekit.cli._export_here import export_here
+from edgekit.common.free_memory import Free
 from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Quantisation
 from edgekit.contracts.recipe import RECIPES, bits_per_weight
-from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, TargetFailed, Unsupported
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, OutOfSpace, TargetFailed, Unsupported
 from edgekit.model import source
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
 from edgekit.testing import write_adapter
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
 QUICK = ("demo", "--effort", "quick")
 EXPORT = [sys.executable, "-m", "edgekit", "export", *QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o"]
+
+GEMMA = GEMMA_3_1B | {
+    "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "vocab_size": 262_144,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+}  # fmt: skip
+# Random weights: few wide layers, and many narrow ones.
+WIDE = QWEN_3_SMALL | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "num_key_value_heads": 8,
+    "vocab_size": 32_000, "max_window_layers": 4,
+}  # fmt: skip
+DEEP = QWEN_3_SMALL | {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 16_384, "max_window_layers": 40,
+}  # fmt: skip
+CALIBRATED = 24 * 512
+# The most private MiB of a whole process tree, measured on x86-64 Linux with two cores.
+MEASURED: list[tuple[dict[str, Any], str, str, int, int]] = [
+    (SMOLLM2_135M, "onnx", "s4-g32", 0, 443),
+    (SMOLLM2_135M, "llamacpp", "s4-g32", 0, 391),
+    (SMOLLM2_135M, "executorch", "s4-g32", 0, 2558),
+    (SMOLLM2_135M, "llamacpp", "balanced", CALIBRATED, 1219),
+    (GEMMA, "onnx", "s4-g32", 0, 1042),
+    (GEMMA, "llamacpp", "s4-g32", 0, 934),
+    (GEMMA, "mlx", "s4-g32", 0, 990),
+    (DEEP, "executorch", "s4-g32", 0, 3206),
+    (QWEN_3_SMALL, "onnx", "s4-g32", 0, 1124),
+    (DEEP, "llamacpp", "s4-g32", CALIBRATED, 917),
+    (DEEP, "llamacpp", "balanced", CALIBRATED, 1210),
+    (WIDE, "llamacpp", "balanced", CALIBRATED, 4977),
+]
 
 
 @pytest.fixture(scope="module")
@@ -328,3 +363,35 @@ def test_the_disk_of_the_output_is_asked_for_the_artifact_alone(
     free[0] = size // 2
     with pytest.raises(OutOfSpace, match="bytes are needed"):
         check_export(plan, tmp_path / "out", source.open_source("demo"))
+
+
+@pytest.mark.parametrize(("config", "target", "recipe", "tokens", "measured"), MEASURED)
+def test_measured_exports_are_within_a_tenth_of_their_prediction(
+    tmp_path: Path, config: dict[str, Any], target: str, recipe: str, tokens: int, measured: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = edgekit.plan(tmp_path, "laptop-x86-16gb", target=target, recipe=recipe, context=1024)
+    predicted = export_peak(plan, load_target(target), tokens)
+    assert predicted.bytes / 2**20 == pytest.approx(measured, rel=0.1), predicted.why
+
+
+def test_an_export_that_would_be_killed_is_refused_before_work(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgekit.artifact.export_memory.free_memory", lambda: Free(bytes=100 << 20, source="a test"))
+    for method, cure in (("gptq", "--effort quick"), ("rtn", "a larger machine")):
+        with pytest.raises(DoesNotFit, match=rf"takes \d+ MiB .* 100 MiB are free \(a test\).*{cure}"):
+            edgekit.export("demo", tmp_path / "out", target="onnx", recipe="s4-g64", method=method)
+    assert not list(tmp_path.glob("out*")) and not (home / "weights").exists()
+
+
+def test_a_plan_says_what_its_export_takes_and_the_artifact_does_not(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    words = ["plan", str(model), "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g32"]
+    assert "export   takes about " in CliRunner().invoke(command, words).output
+    (plan,) = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
+    assert plan["export_bytes"] > 200 << 20
+    found = CliRunner().invoke(command, [*words, "-o", str(tmp_path / "plan.json")])
+    assert found.exit_code == 0, found.output
+    made = edgekit.export(str(tmp_path / "plan.json"), tmp_path / "out", effort="quick")
+    assert "export_bytes" not in json.loads((made.folder / "manifest.json").read_text())["plan"]

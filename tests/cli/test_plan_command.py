@@ -1,4 +1,4 @@
-"""`edgekit plan`: output, exit codes and one-line errors."""
+"""`edgekit plan` and `edgekit choose`: output, exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edgekit.cli import command
 from edgekit.common.parsing import validate
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
+from edgekit.model.known_models import KnownModel, known_models
 from edgekit.planner.make import read_plan
 
 
@@ -189,3 +190,37 @@ def test_this_machine_is_planned_with_what_is_installed(model: Path, monkeypatch
     assert found.exit_code == 0, found.output
     assert "mlx cpu" not in found.output and "absent   mlx: not installed here" in found.output
     assert "mlx cpu" in plan("demo", "--target", "mlx").output  # by name it is planned as before
+
+
+def choose(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["choose", *arguments])
+
+
+@pytest.mark.parametrize("model", known_models().models, ids=lambda model: model.id)
+def test_the_shapes_of_a_known_model_give_its_published_size(model: KnownModel) -> None:
+    """The tolerance is the rounding in the model's name; a wrong width or an untied head would exceed it."""
+    assert model.source().spec.parameters == pytest.approx(model.published_parameters, rel=0.1)
+    assert model.source().spec.exportable is None
+    assert model.sources and set(model.sources) <= set(known_models().sources)
+
+
+def test_the_largest_model_that_fits_comes_first_and_the_next_command_plans_it() -> None:
+    found = choose("--device", "pixel-8", "--task", "code", "--json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.output)["models"]
+    assert rows and all(row["task"] == "code" for row in rows)
+    assert [row["parameters"] for row in rows] == sorted((row["parameters"] for row in rows), reverse=True)
+    fitting = [row["model"] for row in rows if row["fits"]]
+    assert 0 < len(fitting) < len(rows)  # 4 GiB for one app: not everything
+    fast = choose("--device", "pixel-8", "--task", "code", "--min-tokens-per-second", "20", "--all").output
+    assert f"{fitting[0]}: no: " in fast and f"next: edgekit plan {fitting[-1]} --device pixel-8" in fast
+
+
+def test_models_for_embeddings_are_planned_on_the_target_that_gives_them() -> None:
+    rows = json.loads(choose("--task", "embed", "--device", "raspberry-pi-5-8gb", "--json").output)["models"]
+    assert rows and all(row["task"] == "embed" and row["fits"] and row["as"].startswith("onnx") for row in rows)
+    shown = choose("--task", "embed", "--device", "raspberry-pi-5-8gb").output
+    assert "--device raspberry-pi-5-8gb --target onnx" in shown
+    phone = choose("--task", "embed", "--device", "iphone-16-pro").output
+    assert f"0 of {len(rows)} known models fit" in phone and "next:" not in phone
+    assert phone.startswith("iphone-16-pro: 2.79 GiB for one app (6 GiB with mapped"), "what plan allows"

@@ -275,5 +275,7 @@ def run(forms: Mapping[str, Callable[[Path], Fuzzed]], description: str) -> int:
     for name in options.format or forms:
         folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         with_threads = MOST_EXTRA_BYTES if name == "gguf" else 1 << 30
-        fuzz(name, forms[name](folder), options.count, options.seed, folder.parent, with_threads)
+        form = forms[name](folder)
+        count = min(options.count, getattr(form, "most_cases", options.count))
+        fuzz(name, form, count, options.seed, folder.parent, with_threads)
     return 0

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import safetensors_files
 import stored_facts
 import tiny_encoders
 import tiny_models
+from certificates import Keys
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
 from safetensors_files import entry
@@ -32,6 +33,7 @@ from tokenizers import Tokenizer
 
 import edgekit
 import edgekit.runtime.open as open_module
+from edgekit.apps.delivery import signing
 from edgekit.apps.lab.report import junit, report_of, rows_of
 from edgekit.apps.lab.store import AttemptEnd, LabStore
 from edgekit.artifact import artifact
@@ -39,16 +41,22 @@ from edgekit.contracts import neutral
 from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import InvalidInput
-from edgekit.formats.safetensors import INDEX, TensorFolder
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.formats.safetensors import INDEX, TensorFolder, read_header
+from edgekit.model.lora import read_adapter
 from edgekit.model.rope import frequencies
-from edgekit.model.source import open_source
+from edgekit.model.source import open_source, open_tensors
 from edgekit.planner.make import make_plans, read_plan, targets_for
 from edgekit.planner.memory import explain
+from edgekit.planner.request import PlanRequest
 from edgekit.quant.pipeline import neutral_weights
+from edgekit.runtime.generation.chat_template import read_template
+from edgekit.runtime.generation.reasoning import ReasoningReader
+from edgekit.runtime.generation.stopping import StopStrings
 from edgekit.runtime.generation.tokenizer import Codec
+from edgekit.runtime.generation.tool_calls import ToolCallReader
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
-from edgekit.testing import install_fake_target
+from edgekit.testing import install_fake_target, write_adapter
 
 
 def check_plan(plan: Plan) -> None:
@@ -243,6 +251,93 @@ class Tokenizers(fuzzing.JsonFormat):
             codec.token_bytes(token)
 
 
+class ModelFolders(fuzzing.JsonFormat):
+    """Every text file of a model's folder, with an adapter in it: what plans, exports and chats read."""
+
+    most_cases = 2000
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = tiny_models.write_tiny(folder / "tiny", layers=1)
+        write_adapter(self._folder / "adapter", open_source(self._folder).spec)
+        with suppress(InvalidInput, Unsupported):  # transformers, which an unknown family loads, is loaded now
+            (folder / "config.json").write_text(json.dumps({"model_type": "unknown", "hidden_size": 64}))
+            open_source(folder)
+        (self._folder / "chat_template.jinja").write_text(tiny_models.TEMPLATE)
+        weight_map = dict.fromkeys(read_header(self._folder / "model.safetensors"), "model.safetensors")
+        (self._folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        for path in sorted(self._folder.rglob("*")):
+            if path.suffix in (".json", ".jinja"):
+                self.add(path)
+
+    def read(self, path: Path) -> None:
+        source = open_source(self._folder, need_weights=True)
+        if path.parent.name == "adapter":
+            read_adapter(path.parent, source.spec, most_rank=8)
+        elif path.name == "tokenizer.json":
+            Codec(path.read_bytes(), path.name).encode(TEXT, add_special_tokens=True)
+        elif path.name in ("chat_template.jinja", "tokenizer_config.json"):
+            with closing(read_template(self._folder)) as template:
+                template.render([{"role": "user", "content": TEXT}])
+        else:
+            make_plans(source, ["laptop-x86-16gb"], PlanRequest(target="onnx", context=64))
+            with open_tensors(source.weights) as tensors:
+                for tensor in source.spec.tensors():
+                    tensors.floats(tensor.name, slice(0, 1))
+
+
+class Signatures(fuzzing.JsonFormat):
+    """A signature with a certificate, which is checked against its authority."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        keys, path = Keys(folder), folder / "index.json.sig.json"
+        path.write_bytes(signing.sign_bytes("index.json", b"{}", signing.Signer(keys.key, keys.certificate)))
+        self._root = keys.root
+        self.add(path)
+
+    def read(self, path: Path) -> None:
+        signing.check_signature({"index.json": b"{}"}, self._root, signature=path.read_bytes())
+
+
+class Answers(fuzzing.JsonFormat):
+    """What a model may write: pieces of calls, of reasoning and of JSON, repeated and cut, and tokens of any bytes."""
+
+    pieces = (
+        "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "functools[",
+        "<|python_tag|>", "<|eom_id|>", "```tool_code\n", "```json\n", "```", '{"name": "add", "arguments": {"a": 1}}',
+        "add(a=1)", "add(", "[", "]", "{", "}", '"', "\\", ", ", ": ", "\n", " ", "-", "1e400", "\\u", "\0", "é", "日",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        path = folder / "answer.txt"
+        path.write_text('<think>a</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        self.add(path)
+        self._codec = Codec(runtimes.byte_level().to_str().encode(), "tokenizer.json")
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        most = 3000 if draw.random() < 0.01 else 12
+        return "".join(draw.choice(self.pieces) * draw.choice((1, 1, 1, 2, most)) for _ in range(12)).encode()
+
+    def read(self, path: Path) -> None:
+        text = path.read_bytes().decode()
+        calls, reasoning, stops = ToolCallReader(["add"], "seed"), ReasoningReader(), StopStrings(("```", "}}"))
+        step = max(1, len(text) // 50)
+        for start in range(0, len(text), step):
+            split = reasoning.push(text[start : start + step])
+            json.dumps([[call.arguments for call in calls.push(split.content)], len(calls.deltas())])
+            calls.take_content()
+            stops.push(text[start : start + step])
+        calls.push(reasoning.finish().content)
+        calls.finish()
+        assert len(stops.flush()) <= len(text) and len(calls.content) <= len(text)
+        stream = self._codec.stream()
+        for byte in path.read_bytes()[:3000]:
+            stream.push(byte % self._codec.vocabulary)
+        stream.flush()
+
+
 class LabStores(fuzzing.JsonFormat):
     """A store of lab runs: cells of its tables, fields of the JSON in them, and bytes of the file."""
 
@@ -322,6 +417,9 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "weights": Neutral,
     "lab": LabStores,
     "tokenizer": Tokenizers,
+    "model-folder": ModelFolders,
+    "signature": Signatures,
+    "answer": Answers,
     "gguf": gguf_mutations.GgufFormat,
 }
 

@@ -100,28 +100,6 @@ def test_text_that_is_no_call_is_unchanged(text: str) -> None:
     assert parse_tool_calls(text, NAMES) == (text, ())
 
 
-@settings(deadline=None, max_examples=200)
-@given(text=st.text(st.sampled_from('<tool_call>/[TOOL_CALLS]{}"name:weather,arguments()`\n\\| '), max_size=80))
-def test_no_text_breaks_the_parser(text: str) -> None:
-    found = parse_tool_calls(text, NAMES)
-    assert found.calls or found.content == text
-    json.dumps([call.arguments for call in found.calls])
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    arguments=st.dictionaries(
-        st.text(max_size=8),
-        st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists),
-        max_size=4,
-    )
-)
-def test_any_arguments_come_through_unchanged(arguments: dict[str, Any]) -> None:
-    text = f"<tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
-    if "</tool_call>" not in json.dumps(arguments):
-        assert parse_tool_calls(text, NAMES).calls[0].arguments == arguments
-
-
 def test_names_are_read_from_both_ways_of_describing_a_tool() -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}, {"name": "add"}, {}, {"function": 5}]
     assert tool_names(tools) == NAMES
@@ -194,6 +172,7 @@ def test_the_parts_joined_are_the_arguments(write: Any, first: Any, second: Any,
     text = write(first, second)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     deltas, calls, _ = read(text, cuts)
+    assert [call.arguments for call in calls] == [first, second]
     agree(deltas, calls)
 
 

@@ -1,4 +1,4 @@
-"""Every target computes what transformers computes: logits of every token, and greedy texts beyond any window."""
+"""Every target computes what transformers computes, and its weights read back equal the neutral ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import family_models as models
 from engines import apart, make_model, row
 
 from edgekit.contracts.engine import Chunk
+from edgekit.plugins import load_target
+from edgekit.testing import check_weights
 
 SPECIAL = (*models.RECURRENT, *models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS)
 LOGITS = [row(target, family, "s4-g32", 1e-5) for target in ("onnx", "mlx") for family in models.EVERY]
@@ -55,3 +57,35 @@ def test_greedy_texts_equal_transformers_for_64_tokens(
     engine.close()
     assert len(text) == 84
     assert text[20:] == [int(row.argmax()) for row in made.logits(text)[19:-1]]
+
+
+READ_BACK = [("onnx", family, "s4-g32") for family in models.EVERY]
+READ_BACK += [
+    ("onnx", "llama", "s8"),
+    ("onnx", "llama", "float32"),
+    ("onnx", "gemma3", "float16"),
+    ("onnx", "phi3", "s8"),
+]
+MLX = [
+    ("llama", "s4-g32"), ("llama untied, with biases", "s4-g64"), ("qwen3", "s8"), ("phi3", "float16"),
+    ("gemma3", "s4-g128"), ("lfm2, five taps, with biases", "s4-g64"), ("qwen3_5", "s8"), ("gpt_oss", "s4-g32"),
+    ("lfm2_moe", "s8"), ("lfm2_moe", "s4-g32"), ("mixtral", "float32"),
+]  # fmt: skip
+EXECUTORCH = [
+    ("llama untied, with biases", "s8", {"layers": 1}),
+    ("phi3", "s4-g32", {"layers": 1}),  # one matrix for queries, keys and values, one for gate and up
+    ("gemma3", "float32", {}),  # norms of heads and after blocks, each with an offset
+    ("gemma2", "float32", {}),
+    ("qwen2", "s4-g32", {"exits": (1,)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "family", "recipe", "options"),
+    [row(*each, {}) for each in READ_BACK]
+    + [row("mlx", *each, {"backend": backend}) for each in MLX for backend in ("cpu", "metal")]
+    + [row("executorch", *each) for each in EXECUTORCH],
+)
+def test_weights_equal_neutral_weights(target: str, family: str, recipe: str, options: dict[str, object]) -> None:
+    made = make_model(target, family, recipe, **options)
+    check_weights(load_target(target), made.plan, made.files, made.weights)

@@ -12,8 +12,6 @@ from edgekit.model.heads import HeadWeights
 from edgekit.planner.head_memory import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from edgekit.methods.drafters.head_arithmetic import Embed
@@ -63,12 +61,9 @@ class HeadDecoder(HeadArithmetic):
         A head without embeddings needs `embed`, which looks them up in the target.
         """
         layer, most = self.spec.layer.layers[0], min(capacity, self.spec.window or capacity)
-        embed = self._own_rows if self.spec.own_embedding else embed
+        embed = (lambda tokens: self._head.rows(np.array(tokens))) if self.spec.own_embedding else embed
         assert embed is not None, "this head has no embeddings"
         return HeadCache(layer.kv_heads, layer.head_dim, most, embed)
-
-    def _own_rows(self, tokens: Sequence[int]) -> Floats:
-        return self._head.rows(np.array(tokens))
 
     def combine(self, hidden: Floats) -> Floats:
         """Turn the target's concatenated hidden states into the head's inputs [tokens, width]."""

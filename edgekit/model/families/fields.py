@@ -55,8 +55,9 @@ class Fields:
         return InvalidInput(f"{self._where}: {self._inside}{field}: {quote_short(self.get(field))} {fix}")
 
     def unsupported(self, field: str, fix: str) -> Unsupported:
-        """Return the error for a value that is understood but not supported."""
-        return Unsupported(f"{self._where}: {self._inside}{field}: {quote_short(self.get(field))} {fix}")
+        """Return the error for a field, of any name, or a value that is not supported."""
+        name = field if field.isidentifier() and len(field) < 80 else quote_short(field)
+        return Unsupported(f"{self._where}: {self._inside}{name}: {quote_short(self.get(field))} {fix}")
 
     def missing(self, field: str) -> InvalidInput:
         """Return the error for an absent field."""

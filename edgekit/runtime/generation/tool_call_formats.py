@@ -114,7 +114,7 @@ def _python_tag(text: str, names: Collection[str]) -> Iterator[CallMatch]:
 
 def _code_blocks(text: str, names: Collection[str]) -> Iterator[CallMatch]:
     """A fenced block of calls and nothing else, as JSON or as Python (Gemma)."""
-    for match in re.finditer(r"```(?:tool_code|tool_call|json|python)\s*\n(.*?)\n?```", text, re.DOTALL):
+    for match in re.finditer(r"```(?:tool_code|tool_call|json|python)[^\S\n]*\n(.*?)\n?```", text, re.DOTALL):
         yield CallMatch(match.start(), match.end(), _calls_in(match[1], names) or _python_calls(match[1], names))
 
 

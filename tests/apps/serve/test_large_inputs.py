@@ -1,4 +1,4 @@
-"""Bodies of megabytes: refused by their size, or by the number of their values, before anything is made of them."""
+"""Hostile requests are refused in the form of their API; bodies of megabytes by their size or number of values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving import serving
+from hostile_requests import attack
+from serving import eventually, serving
 
 from edgekit.apps.serve.call import check_values
 from edgekit.apps.serve.problems import ApiError
+
+
+def test_hostile_requests_are_refused_and_leave_nothing_behind() -> None:
+    with serving(ollama=True) as served:
+        statuses, complaints = attack(served.url, range(500))
+        assert complaints == []
+        assert statuses[200] > 20
+        assert statuses[400] > 100
+        eventually(lambda: served.service.admission.active == 0)
+        assert served.runtime.metrics().running == 0
 
 
 def test_a_body_above_the_limit_gets_its_answer_and_not_a_broken_connection() -> None:

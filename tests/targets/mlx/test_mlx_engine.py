@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,24 +26,30 @@ from edgekit_mlx.delta_rule import delta_rule
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
 from edgekit_mlx.memory import memory_terms
-from edgekit_mlx.offers import offer
+from edgekit_mlx.offers import offer, on_this_machine
 from edgekit_mlx.preparation import Preparation, wired_limit
 from edgekit_mlx.weights import Weights
 from edgekit_mlx.worker import MlxThread
 from engines import apart, fed, fed_under, mlx_model, storage_of
 
+from edgekit.artifact.export import export
+from edgekit.common.units import MIB
 from edgekit.contracts import recurrent
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.stored_weights import by_rows_bytes, stored_weight_bytes
 from edgekit.contracts.token_costs import CacheFormat, kv_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.model.parts import DeltaRule
+from edgekit.planner.make import make_plans
 from edgekit.planner.memory import explain
+from edgekit.planner.request import PlanRequest
 from edgekit.quant.reference_decoder import logits as torch_logits
+from edgekit.runtime.open import open_runtime
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
@@ -481,3 +488,41 @@ def test_the_cache_of_shared_layers_is_stored_once() -> None:
     assert state.bytes == CacheFormat().kv_bytes(made.plan.model, 64, 32)
     assert len(state.caches) == sum(layer.stores_kv for layer in made.plan.model.layers) == 3
     engine.close()
+
+
+without_metal = pytest.mark.skipif(sys.platform == "darwin", reason="this machine has Metal")
+
+
+def mac_plan(recipe: str) -> Plan:
+    wish = PlanRequest(recipe=named_recipe(recipe), target="mlx", context=256)
+    return make_plans("demo", ["macbook-m4-16gb"], wish)[0]
+
+
+def test_a_plan_for_metal_stays_as_it_is_where_metal_is() -> None:
+    plan = mac_plan("s8")
+    assert on_this_machine(plan, has_metal=True) == plan
+
+
+@without_metal
+def test_a_plan_for_metal_counts_the_cpu_backend_where_metal_is_not() -> None:
+    plan = mac_plan("s8")
+    here = MlxTarget().adapt(plan)
+    assert here.memory.runtime_bytes == 41 * MIB < plan.memory.runtime_bytes
+    assert (here.memory.scale_bits, here.memory.float_bits) == (32, 32), "the CPU holds scales and floats in 32 bits"
+    assert here.memory.tokenizer_bytes == plan.memory.tokenizer_bytes, "what was measured of the tokenizer stays"
+
+
+@without_metal
+def test_opening_an_artifact_for_a_mac_predicts_what_it_takes_here(tmp_path: Path) -> None:
+    """150 MiB of Metal's libraries were counted, so that the demo was predicted to take three times its memory."""
+    artifact = export(mac_plan("s8"), tmp_path / "mac").folder
+    with open_runtime(artifact, context=128, prefixes=0) as runtime:
+        report = runtime.memory()
+    assert report.predicted.runtime_bytes < 60 * MIB
+
+
+def test_float32_runs_on_the_cpu(tmp_path: Path) -> None:
+    wish = PlanRequest(recipe=named_recipe("float32"), target="mlx", context=128)
+    plan = make_plans("demo", ["laptop-x86-8gb"], wish)[0]
+    assert (plan.backend, plan.recipe.name) == ("cpu", "float32")
+    assert "logits within 2%" in export(plan, tmp_path / "float").manifest.self_check
