@@ -39,7 +39,7 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
 
     An artifact of the cache is held until the running command ends, so that no other process removes it.
 
-    `demo` comes with one for onnx. Any other is planned and exported where the cache has none yet. A line on stderr
+    A clone has one of `demo` for onnx. Any other is planned and exported where the cache has none yet. A line on stderr
     names the choice and its reason.
     """
     path, context, target = Path(model), opening.context, opening.target
@@ -51,7 +51,7 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
         with suppress(Unsupported):  # types that llama.cpp has no name for here: they are exported
             click.echo(f"edgekit: {open_file(path, context).plan.notes[0]}", err=True)
             return path
-    if model == "demo" and _is_answered_as_shipped(context, target):
+    if model == "demo" and DEMO_ARTIFACT.is_dir() and _is_answered_as_shipped(context, target):
         return DEMO_ARTIFACT
     source = _opened(model)
     store = bounded_store("artifacts")
@@ -81,7 +81,7 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
 
 
 def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
-    """Return whether the shipped artifact of `demo` can answer here; if so, print a line about it to stderr."""
+    """Return whether a clone's artifact of `demo` can answer here; if so, print a line about it to stderr."""
     artifact = read_manifest(DEMO_ARTIFACT)
     plan = artifact.plan
     if target not in (None, plan.target) or (context or 0) > plan.context or artifact.target().missing() is not None:

@@ -60,7 +60,8 @@ def command(folder: Path, choice: InspectOptions, as_json: bool) -> None:
         if tensor is not None:
             raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
         sealed = artifact.verify(folder) if choice.verify else artifact.read_manifest(folder)
-        _print_json(_artifact_facts(sealed)) if as_json else _print_artifact(console, sealed)
+        facts = {"sha256": sealed.sha256, "manifest": sealed.manifest.model_dump(mode="json")}
+        _print_json(facts) if as_json else _print_artifact(console, sealed)
         return
     weights = NeutralWeights.open(folder, verify=choice.verify)
     if tensor is not None:
@@ -245,10 +246,6 @@ def _print_gguf(console: Console, facts: dict[str, Any]) -> None:
     for row in facts["tensors"]:
         table.add_row(row["tensor"], " × ".join(map(str, row["shape"])), row["type"], show_bytes(row["bytes"]))
     console.print(table)
-
-
-def _artifact_facts(sealed: artifact.Artifact) -> dict[str, Any]:
-    return {"sha256": sealed.sha256, "manifest": sealed.manifest.model_dump(mode="json")}
 
 
 def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:

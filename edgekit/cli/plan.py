@@ -155,16 +155,15 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     classes = [f"{name} {show_bytes(size)}" for name, size in estimate.classes if size]
     mapped = f"; {classes.pop(0)}" if estimate.mapped_weights_bytes else ""
     _print_line("memory", f"{show_bytes(estimate.private_bytes)} private = {' + '.join(classes)}{mapped}")
-    later = f"; opening packs {show_bytes(estimate.cached_disk_bytes)} more for the processor"
-    _print_line("files", f"{show_bytes(estimate.file_bytes)}{later if estimate.cached_disk_bytes else ''}")
+    making = f"; making them takes about {show_bytes(plan.export_bytes)} of memory" if plan.export_bytes else ""
+    packed = f"; opening packs {show_bytes(estimate.cached_disk_bytes)} more" if estimate.cached_disk_bytes else ""
+    _print_line("files", f"{show_bytes(estimate.file_bytes)}{making}{packed}")
     if (on_gpu := gpu_layers.describe(plan)) is not None:
         holds = "" if estimate.gpu_bytes is None else f", {show_bytes(estimate.gpu_bytes)} of its own memory"
         _print_line("GPU layers", f"{on_gpu}{holds}")
     is_short = len(plan.budget_why) <= _SHORT
     why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
     _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")
-    if plan.export_bytes:
-        _print_line("export", f"takes about {show_bytes(plan.export_bytes)} of private memory on this machine")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g}"
     if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep

@@ -180,7 +180,8 @@ def _onnxruntime(ask: Practice, provider: str) -> Finding:
             found=f"{provider} could not start and the session fell back to {', '.join(used) or 'nothing'}",
             cure="pip install 'edgekit[cuda]' brings CUDA 13 and cuDNN 9; the driver must be 580 or later: nvidia-smi",
         )
-    text = f"{outcome.facts.get('version')}, a session of one node ran; providers: {_listed(outcome, 'available')}"
+    providers = _text(outcome.facts.get("available") or "none")
+    text = f"{outcome.facts.get('version')}, a session of one node ran; providers: {providers}"
     return _verdict(subject, outcome, text, "pip install --force-reinstall 'edgekit[onnx]'")
 
 
@@ -214,10 +215,6 @@ def _verdict(subject: str, outcome: ProbeOutcome, found: str, cure: str) -> Find
     if outcome.facts.get("works") is True:
         return Finding(subject=subject, status="works", found=found)
     return Finding(subject=subject, status="broken", found=f"{found}; it answered wrongly", cure=cure)
-
-
-def _listed(outcome: ProbeOutcome, key: str) -> str:
-    return _text(outcome.facts.get(key) or "none")
 
 
 def _text(value: Any) -> str:

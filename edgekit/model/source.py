@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
-# The package has a sealed artifact of `demo` for the onnx target, and its neutral weights for every other one
-# (examples/training/quantise_demo.py makes both); only a clone has the floats of both models.
+# The package has the neutral weights of `demo`; only a clone has its sealed artifact for the onnx target
+# (examples/training/quantise_demo.py makes both), and the floats of both models.
 DEMO_ARTIFACT = Path(__file__).parents[1] / "_demo" / "artifact"
 DEMO_WEIGHTS = DEMO_ARTIFACT.parent / "model"
 _DEMO_FLOATS = Path(__file__).parents[2] / "examples" / "training" / "demo"

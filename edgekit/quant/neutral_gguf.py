@@ -66,7 +66,8 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
     """Return the reason why llama.cpp cannot compute this model for contexts up to `context`; None if it can."""
     found = architecture_of(model)
     if found is None:
-        return f"{model.family} models are not written as GGUF; supported: {', '.join(_families())}"
+        known = [*(each.model_type for each in ARCHITECTURES.values()), *_SAME_ARCHITECTURE]
+        return f"{model.family} models are not written as GGUF; supported: {', '.join(known)}"
     if any(rule.format.kind not in _TYPE_NAMES for rule in recipe.rules):
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
     if all(layer.rope is None for layer in model.layers):
@@ -194,10 +195,6 @@ def read_back(model: ModelSpec, context: int) -> ModelSpec:
         stored, shapes, lambda name: [float(value) for value in factors] if factors is not None else [], "the metadata"
     )
     return model_from_config(described.config, model.name, "the metadata")
-
-
-def _families() -> list[str]:
-    return [*(architecture.model_type for architecture in ARCHITECTURES.values()), *_SAME_ARCHITECTURE]
 
 
 def architecture_of(model: ModelSpec) -> tuple[str, GgufArchitecture] | None:

@@ -170,7 +170,8 @@ def _promotions(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> li
         four_bit = [tensor for tensor in group if recipe.format_of(tensor).kind == "s4"]
         if four_bit:
             loss = sum(losses[tensor.module] for tensor in four_bit)
-            extra = sum(_extra(tensor, recipe.format_of(tensor)) for tensor in four_bit)
+            eight = Format(kind="s8")
+            extra = sum(eight.bytes(each.shape) - recipe.format_of(each).bytes(each.shape) for each in four_bit)
             promotions.append(Promotion(tuple(tensor.module for tensor in four_bit), loss, extra))
     return promotions
 
@@ -179,7 +180,3 @@ def _groups(part: WeightPart, together: bool) -> list[list[Tensor]]:
     if together:
         return [group for group in held_as_one(part.tensors) if group[0].role == "linear"]
     return [[tensor] for tensor in part.tensors if tensor.role == "linear"]
-
-
-def _extra(tensor: Tensor, stored: Format) -> int:
-    return Format(kind="s8").bytes(tensor.shape) - stored.bytes(tensor.shape)

@@ -259,7 +259,7 @@ class Runtime(TextReading):
             ...     answer = runtime.chat([{"role": "system", "content": instructions}, question])
         """
         prefixes, tokens = self._prefix_cache(), self._encoded(prompt)[0]
-        key = self._prefix_key(tenant, adapter)
+        key = PrefixKey(tenant, adapter, self.kv_config.kv_bits)
         self.complete(tokens, max_tokens=1, ignore_eos=True, tenant=tenant, adapter=adapter)
         pinned = self._driver.exclusively(lambda: prefixes.pin(key, tokens))
         try:
@@ -401,9 +401,6 @@ class Runtime(TextReading):
     @property
     def _identity(self) -> str:
         return self.artifact.sha256 if self.artifact else ""
-
-    def _prefix_key(self, tenant: str, adapter: str | None) -> PrefixKey:
-        return PrefixKey(tenant, adapter, self.kv_config.kv_bits)
 
     def _reuse(self, tenant: str, adapter: str | None, kv_bits: int, policy: KVEvictionPolicy) -> Reuse | None:
         if self._prefixes is None:

@@ -164,7 +164,7 @@ class OnnxPacking:
         outputs, inputs = self._sizes[module]
         if not bits:
             for start, stop in _pieces(outputs, inputs * 4):
-                yield self._exact(self.weights.floats(f"{module}.weight", slice(start, stop)))
+                yield np.ascontiguousarray(self.weights.floats(f"{module}.weight", slice(start, stop)), self.numbers)
             return
         packed = self.weights.packed(module)
         for start, stop in _pieces(outputs, packed.shape[1]):
@@ -194,9 +194,6 @@ class OnnxPacking:
 
         pieces = (piece for expert in experts for piece in _alternated([rows(module) for module in expert]))
         return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)
-
-    def _exact(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        return np.ascontiguousarray(values, self.numbers)
 
 
 def _are_halves(scales: NDArray[np.float32]) -> bool:

@@ -230,6 +230,7 @@ def _mac_reserve(physical: int, wired_limit_mb: str) -> SourcedBytes:
 def _with_gpu(device: DeviceProfile, gpus: Sequence[Gpu]) -> DeviceProfile:
     """Return the profile of the machine's largest GPU, whose memory holds the models."""
     gpu = gpus[0]
+    others = [f"{len(gpus) - 1} more GPUs are here; one model uses one."][: len(gpus) - 1]
     ratio = _TENSOR_RATIO.get(gpu.capability)
     fp32 = gpu.fp32_tflops
     update: dict[str, object] = {
@@ -248,7 +249,7 @@ def _with_gpu(device: DeviceProfile, gpus: Sequence[Gpu]) -> DeviceProfile:
         if ratio
         else None,
         "targets": {"onnx": ("cuda",)},
-        "notes": (*device.notes, "`this-cpu` is the same machine without its GPU.", *_others(gpus)),
+        "notes": (*device.notes, "`this-cpu` is the same machine without its GPU.", *others),
     }
     peak = _derived(gpu.bandwidth_gb_s, f"2 x {gpu.memory_clock_mhz} MHz x {gpu.bus_bits} bit, from NVML")
     if peak is not None:
@@ -260,10 +261,6 @@ def _with_gpu(device: DeviceProfile, gpus: Sequence[Gpu]) -> DeviceProfile:
             "NVML does not tell this GPU's bandwidth: the processor's is shown, which is less.",
         )
     return device.model_copy(update=update)
-
-
-def _others(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    return (f"{len(gpus) - 1} more GPUs are here; one model uses one.",) if len(gpus) > 1 else ()
 
 
 def _derived(value: float, source: str) -> SourcedNumber | None:
