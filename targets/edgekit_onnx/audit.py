@@ -150,6 +150,7 @@ class _Graph:
         self.kinds: dict[str, str] = {}  # of each value: what it is, or the operator that computes it
         self.sizes: dict[str, tuple[int, ...]] = {}  # the values of small integer tensors
         self.expanded: set[str] = set()  # scales for blocks that no product has read yet
+        self.computed = 0.0  # items of large values that onnxruntime computes as it loads
         self.folded: dict[str, float] = {}  # the most items of a value that onnxruntime can compute as it loads
 
     def refuse(self, what: str) -> DamagedArtifact:
@@ -324,6 +325,10 @@ class _Graph:
             most = math.prod(self.sizes.get(node.input[1], (math.inf,)))  # as large as weights in the file allow
         elif len(counts) > 1 and most > _MAX_FOLDED_ITEMS:
             raise self.refuse(f"node {quote_short(node.name)} computes up to {most:,} items from constants alone")
+        # Few operators have scales alone for inputs, of which a file holds more bytes than they have items.
+        self.computed += most if _MAX_FOLDED_ITEMS < most < math.inf else 0
+        if self.computed > self.data_bytes:
+            raise self.refuse(f"node {quote_short(node.name)} and others compute too much from constants alone")
         is_axis = node.op_type == "Gather" and kinds[0] == "Shape"
         self.kinds |= dict.fromkeys(node.output, "axis" if is_axis else node.op_type)
         self.folded |= dict.fromkeys(node.output, most)

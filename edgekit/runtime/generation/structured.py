@@ -290,7 +290,8 @@ class MatchedGrammar:
         return result
 
     def _failure(self) -> EdgekitError:
-        reason = _first_line(self._matcher.get_error())
+        lines = self._matcher.get_error().strip().splitlines()
+        reason = lines[0][:200] if lines else "no reason given"
         if _NOTHING_FOLLOWS in reason:
             return self._nothing_can_follow()
         self._memory.drop(self.compiled)  # copies share the lexer, which has reached its limits
@@ -353,7 +354,3 @@ def _depth(tree: Any) -> int:
         branches = [node.values() if isinstance(node, dict) else node for node in level]
         level = [leaf for branch in branches for leaf in branch if isinstance(leaf, dict | list)]
     return depth
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"

@@ -97,7 +97,8 @@ def report(
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
     runtime = before + engine - reserved if before else None
     runtime_bytes = predicted.runtime_bytes + predicted.private_weights_bytes
-    mapped = _difference(mapped_data_bytes(), baseline.mapped_before_bytes)
+    first, last = baseline.mapped_before_bytes, mapped_data_bytes()
+    mapped = None if first is None or last is None else max(0, last - first)
     caches = (reserved, None) if reserves_kv else (used, metrics.peak_kv_bytes)
     classes = (
         MemoryClass.of("mapped weights", predicted.mapped_weights_bytes, mapped),
@@ -141,7 +142,3 @@ def show(memory: MemoryReport) -> list[str]:
         lines.append(f"  {'allowed':<28} {show_bytes(memory.allowed_bytes):>10} ({memory.allowed_why})")
     lines += [f"  given up: {step.change}, which saved {show_bytes(step.saved_bytes)}" for step in memory.ladder]
     return lines
-
-
-def _difference(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else max(0, now - before)

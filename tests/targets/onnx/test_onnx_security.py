@@ -117,10 +117,6 @@ def subgraph(model: Graph, files: Path) -> None:
     model.graph.node.append(onnx.helper.make_node("If", ["total"], [], then_branch=branch, else_branch=branch))
 
 
-def foreign(model: Graph, files: Path) -> None:
-    model.opset_import.add().domain = "evil.example"
-
-
 def attribute(kind: str, name: str, value: int) -> Change:
     def change(model: Graph, files: Path) -> None:
         node = next(node for node in model.graph.node if node.op_type == kind)
@@ -179,9 +175,11 @@ ATTACKS: dict[str, Change] = {
     "a range of numbers": computed("n = Mul far one", "y = Range zero n one"),
     "constants along several axes": computed("x = Add wide high", "y = Add x deep"),
     "a shape along several axes": computed("s = Shape input_ids", "x = Add s wide", "y = Add x high"),
+    "scales that are not one of each row": computed("x = Expand wide far"),
+    "many copies of the weights": computed(*(f"x{index} = Neg embedding.weight" for index in range(60))),
     "nodes out of order": computed("y = Add x one", "x = Neg wide"),
     "a graph in a graph": subgraph,
-    "operators of another domain": foreign,
+    "operators of another domain": lambda model, _: setattr(model.opset_import.add(), "domain", "evil.example"),
     "a product that claims more outputs": attribute("MatMulNBits", "N", 1 << 20),
     "a product that claims more inputs": attribute("MatMulNBits", "K", 1 << 20),
     "a product of one bit": attribute("MatMulNBits", "bits", 1),
