@@ -242,8 +242,8 @@ def of_model(recipe: Recipe, model: ModelSpec) -> Recipe:
     Rows that are only looked up lose little: a KL of 0.008 on SmolLM2, where the same matrix as the head loses 0.17.
     Other recipes, and models, are returned as they are.
     """
-    has_budget = budget_bytes(recipe, model) is not None
-    if model.tied or model.encoder or not has_budget or recipe.rules != RECIPES["balanced"].rules:
+    is_budgeted = recipe.rules == RECIPES["balanced"].rules and budget_bytes(recipe, model) is not None
+    if model.tied or model.encoder or not is_budgeted:
         return recipe
     looked_up = Rule(pattern=f"{model.prefix}embed_tokens", format=Format(kind="s4", group=32))
     return recipe.model_copy(update={"rules": (looked_up, *recipe.rules)})

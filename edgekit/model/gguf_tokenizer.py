@@ -255,18 +255,18 @@ class _Vocabulary:
         }
 
     def _bpe(self, merges: list[tuple[str, str]], *, byte_fallback: bool, ignore_merges: bool) -> dict[str, Any]:
-        unknown = self.tokens[self.unknown] if byte_fallback and self.unknown is not None else None
         return {
             "type": "BPE",
             "dropout": None,
-            "unk_token": unknown,
+            "unk_token": self.tokens[self.unknown] if byte_fallback and self.unknown is not None else None,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": byte_fallback,
             "byte_fallback": byte_fallback,
             "ignore_merges": ignore_merges,
             "vocab": self.ids,
-            "merges": merges,
+            # A text takes four bytes less than a pair, but tokens with spaces could not be told apart.
+            "merges": merges if any(" " in token for token in self.ids) else [*map(" ".join, merges)],
         }
 
     def _stored_merges(self) -> list[tuple[str, str]]:
