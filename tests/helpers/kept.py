@@ -22,7 +22,7 @@ HEAVY_MODULES = {name.replace("-", "_") for name in VENDORS} | {"onnx_ir", "llam
 # Read before tests change the environment; it holds what other sources made until a day has passed.
 _PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit-tests"
 _A_DAY_S = 24 * 3600
-KINDS = (".py", ".cpp", ".h", ".txt")
+KINDS = (".py", ".cpp", ".h", ".txt", ".cmake")
 
 
 def _version_of(package: str) -> str:

@@ -78,13 +78,9 @@ class Runner(NamedTuple):
     path: Path
 
     def run(self, *words: object, operators: str = "") -> Ran:
-        done = subprocess.run(
-            [str(self.path), *map(str, words)],
-            env={**os.environ, "EDGEKIT_OPERATORS": operators},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [str(self.path), *map(str, words)]
+        env = {**os.environ, "EDGEKIT_OPERATORS": operators}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         return Ran(done.returncode, done.stdout, (done.stderr.strip().splitlines() or [""])[-1])
 
     def generate(self, artifact: Artifact, tokens: Sequence[int], count: int, chunk: int, operators: str) -> list[int]:
@@ -106,7 +102,9 @@ def runner() -> Runner:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    return Runner(kept(build, (SOURCE.relative_to(ROOT).as_posix(),), "the phone's runner") / "edgekit_runner")
+    # The program finds its libraries by the path of the folder that it was linked with.
+    sources = (SOURCE.relative_to(ROOT).as_posix(), "edgekit/apps/native")
+    return Runner(kept(build, sources, "the phone's runner", str(installed_folder())) / "edgekit_runner")
 
 
 @pytest.fixture(scope="session")
