@@ -22,7 +22,7 @@ from edgekit.quant.own_integers import as_is
 WEIGHTS, MODELFILE = "model.gguf", "Modelfile"
 NO_TOKENIZER = "model.gguf holds no tokenizer, because llama.cpp has none that is equal: other programs cannot open it"
 _FACT = "checked-gguf"
-_OWN_KEYS = ("tokenizer.ggml.", "tokenizer.chat_template", "general.quantization_version")
+_OWN_KEYS = ("tokenizer.ggml.", "tokenizer.chat_template", "general.quantization_version", "general.file_type")
 
 
 class CheckedFile(Frozen):
