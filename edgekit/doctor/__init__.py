@@ -45,11 +45,6 @@ class Finding(Frozen):
     found: str
     cure: str | None = None  # a command or advice
 
-    @property
-    def is_trouble(self) -> bool:
-        """True if something installed cannot be used; a missing package is no trouble."""
-        return self.status in ("conflict", "broken")
-
 
 class Diagnosis(Frozen):
     """All results of an examination of this machine."""
@@ -63,8 +58,8 @@ class Diagnosis(Frozen):
 
     @property
     def is_healthy(self) -> bool:
-        """True if nothing installed conflicts or is broken."""
-        return not any(finding.is_trouble for finding in self.findings)
+        """True if nothing installed conflicts or is broken; a missing package is no trouble."""
+        return not any(finding.status in ("conflict", "broken") for finding in self.findings)
 
 
 class Practice(NamedTuple):

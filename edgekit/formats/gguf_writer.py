@@ -21,7 +21,6 @@ VERSION = 3
 BLOCK = 32  # values of a row that share a scale in Q4_0 and Q8_0
 TYPE_IDS = {kind.name: number for number, kind in TYPES.items()}
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-# The number that stands in a file for its commonest type.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
 _FILE_TYPES |= {"Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30}
 _DTYPES = {"int32": (_INT32, "<i4"), "float32": (_FLOAT32, "<f4"), "bool": (_BOOL, "u1")}
@@ -52,7 +51,7 @@ def write_gguf(
 ) -> None:
     """Write a file; `done` is called with each tensor's name before the tensor is written.
 
-    Ollama names a file by its type, and OpenVINO opens no file without it.
+    The file states the number of its commonest type. Ollama shows it, and OpenVINO opens no file without it.
     """
     sizes = {name: sum(each.bytes for each in tensors if each.type_name == name) for name in _FILE_TYPES}
     header = _header({**metadata, "general.file_type": _FILE_TYPES[max(sizes, key=sizes.__getitem__)]}, tensors)

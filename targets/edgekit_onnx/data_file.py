@@ -7,6 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekit.common.files import disk_full
 
 DATA_FILE = "weights.bin"
@@ -55,3 +58,9 @@ class DataFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def are_halves(scales: NDArray[Any]) -> bool:
+    """Whether 16 bits hold all scales, as they hold those that edgekit makes."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(scales, scales.astype(np.float16))

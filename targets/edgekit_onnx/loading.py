@@ -52,11 +52,6 @@ class Graphs(NamedTuple):
         """Weights that a second session copies; it maps those of packed graphs."""
         return 0 if self.hold else (self.folder / DATA_FILE).stat().st_size
 
-    @property
-    def has_halves(self) -> bool:
-        """True if the folder of packed graphs also has graphs for a cache of 16 bits."""
-        return self.hold is not None and self.plan.storage.kv_bits == HALF_BITS
-
     def read(self, *, halves: bool = False) -> list[bytes]:
         """Return the graphs; with `halves`, those for a cache of 16 bits."""
         return [(self.folder / halves_of(name)).read_bytes() if halves else data for name, data in self.graphs]

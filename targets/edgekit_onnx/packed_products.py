@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import write_file
 from edgekit_onnx.audit import CheckedGraph
-from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation
+from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation, are_halves
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.product_kernels import PRODUCT, with_kernels
@@ -132,11 +132,10 @@ class _Weights:
         return tensor
 
     def _scales(self, stored: Any, blocks: int) -> Any:
-        """Write scales of products, in 16 bits where these hold them, as they hold those that edgekit makes."""
+        """Write scales of products, in 16 bits where these hold them."""
         tensor, bands = _copy(stored, f"{stored.name}.packed"), -(-stored.dims[0] // _BAND)
         scales = self._rows(stored).view(_NUMBERS[stored.data_type])
-        with np.errstate(over="ignore"):
-            kind = np.float16 if np.array_equal(scales, scales.astype(np.float16)) else np.float32
+        kind = np.float16 if are_halves(scales) else np.float32
 
         def packed(piece: NDArray[np.uint8]) -> NDArray[Any]:
             return packed_scales(_of_blocks(piece.view(scales.dtype), stored.dims[-1], blocks)).astype(kind)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.neutral import NeutralWeights, bits_of
 from edgekit.errors import Unsupported
-from edgekit_onnx.data_file import DataFile, DataLocation
+from edgekit_onnx.data_file import DataFile, DataLocation, are_halves
 
 _PIECE_BYTES = 16 << 20
 _S8_BLOCKS = (128, 64, 32, 16)
@@ -179,7 +179,7 @@ class OnnxPacking:
         outputs, inputs = sum(self._sizes[module][0] for module in modules), self._sizes[modules[0]][1]
         by_row = all(self.weights.scales(module, slice(0, 0)).shape[1] == 1 for module in modules)
         columns = 1 if by_row else -(-inputs // block)
-        inexact = next((module for module in modules if not _are_halves(self.weights.scales(module))), None)
+        inexact = next((module for module in modules if not are_halves(self.weights.scales(module))), None)
         if inexact and self.numbers == np.float16:
             raise Unsupported(
                 f"onnx: {inexact} has scales that 16 bits do not hold; choose the cpu backend, or --recipe s8, which "
@@ -194,11 +194,6 @@ class OnnxPacking:
 
         pieces = (piece for expert in experts for piece in _alternated([rows(module) for module in expert]))
         return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)
-
-
-def _are_halves(scales: NDArray[np.float32]) -> bool:
-    with np.errstate(over="ignore"):
-        return np.array_equal(scales, scales.astype(np.float16))
 
 
 def _alternated(matrices: Sequence[Iterator[NDArray[Any]]]) -> Iterator[NDArray[Any]]:

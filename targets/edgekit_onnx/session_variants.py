@@ -72,7 +72,8 @@ class SessionVariants:
 
             with vendor_errors("onnx"):
                 is_plain = not variant.sites and not variant.attends
-                halves = is_plain and variant.kv_bits == HALF_BITS and self._graphs.has_halves
+                is_packed = self._graphs.hold is not None and self._graphs.plan.storage.kv_bits == variant.kv_bits
+                halves = is_plain and is_packed and variant.kv_bits == HALF_BITS
                 changes = not halves and (with_width or not is_plain)
                 self._open[variant] = self._graphs.open(
                     change if changes else None, in_order=variant.attends, halves=halves

@@ -44,10 +44,10 @@ def test_file_holds_neutral_integers_and_scales(family: str, recipe: str) -> Non
     check_weights(LlamaCppTarget(), made.plan, made.files, made.weights)
     types = {"s4": "Q4_0", "s8": "Q8_0", "float16": "F16", "float32": "F32"}
     with GgufFile.open(made.files / WEIGHTS) as file:
+        assert file.metadata["general.file_type"] == {"s8": 7, "float16": 1, "float32": 0}.get(recipe, 2)
         for tensor in made.plan.model.tensors():
-            stored = file.tensors[gguf_name(made.plan.model, tensor)]
             kind = made.weights.format_of(tensor.module).kind if is_module(tensor) else "float32"
-            assert stored.type_name == types[kind], tensor.name
+            assert file.tensors[gguf_name(made.plan.model, tensor)].type_name == types[kind], tensor.name
 
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float16"])
