@@ -3,7 +3,7 @@
     python -m examples.benchmarks.engine_turns NAME=ARTIFACT ... [--peers FOLDER] [--spin off,brief,on] \\
         [--processes 5] [--quiet-only] [--model "1.2 B parameters" -o results/engine_turns_intel.json]
 
-Artifacts are exported with `--sequences 8`.
+Eight requests at once need artifacts that were exported with `--sequences 8`.
 
 Every engine is opened in `--processes` processes of its own, all of the same artifact; processes take turns. A spin
 setting other than `brief` is given to the engine as EDGEKIT_SPIN. With `--peers`, ik_llama.cpp (with packed weights,
@@ -43,9 +43,10 @@ PEERS = {
 
 
 class Engine(Protocol):
-    """An open engine with a vocabulary of so many tokens."""
+    """An open engine: the tokens of its vocabulary, and the most requests at once."""
 
     vocabulary: int
+    sequences: int
 
     def answer(self, prompts: list[list[int]]) -> tuple[float, float]:
         """Answer all prompts together; return the seconds until the first tokens, and of one of the next steps."""
@@ -58,7 +59,7 @@ class Edgekit:
         artifact = open_artifact(Path(folder))
         self._plan = artifact.plan
         self._engine = artifact.working_target().open(artifact.plan, artifact.folder)
-        self.vocabulary = artifact.plan.model.vocab_size
+        self.vocabulary, self.sequences = artifact.plan.model.vocab_size, artifact.plan.sequences
 
     def answer(self, prompts: list[list[int]]) -> tuple[float, float]:
         from edgekit.contracts.engine import Chunk
@@ -96,6 +97,8 @@ class IkLlamaCpp:
         self._context = library.llama_init_from_model(self._model, context)
         self.vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
         self._batch = library.llama_batch_init(2048, 0, 1)
+        # With flash attention it aborts on a block of keys that is masked as a whole, as other sequences' are.
+        self.sequences = 1 if "flash_attn" in options else TOGETHER
 
     def _decode(self, tokens: list[tuple[int, int, int]]) -> None:
         """Compute tokens, each with its position and its sequence; the last of each sequence gets logits."""
@@ -136,7 +139,7 @@ class OpenVino:
         scheduling.max_num_batched_tokens = CONTEXT
         options = {"scheduler_config": scheduling, "INFERENCE_NUM_THREADS": THREADS}
         self._pipeline = self._genai.LLMPipeline(file, "CPU", **options)
-        self.vocabulary = len(self._pipeline.get_tokenizer().get_vocab())
+        self.vocabulary, self.sequences = len(self._pipeline.get_tokenizer().get_vocab()), TOGETHER
 
     def answer(self, prompts: list[list[int]]) -> tuple[float, float]:
         ids = self._numpy.array(prompts, dtype="int64")
@@ -171,7 +174,7 @@ def child(kind: str, path: str, lengths: list[int]) -> None:
             return [[draw.randrange(engine.vocabulary) for _ in range(length)] for _ in range(count)]  # noqa: B023
 
         answer = {str(length): engine.answer(prompts(1, length)) for length in lengths}
-        if "flash" not in kind:  # with several sequences, ik_llama.cpp aborts on a block of keys that is masked
+        if engine.sequences >= TOGETHER:
             answer[f"{TOGETHER} at once"] = engine.answer(prompts(TOGETHER, SHORT))
         print(json.dumps(answer), flush=True)
 
@@ -244,7 +247,8 @@ def _beside_neighbour(processes: dict[str, list[subprocess.Popen[str]]], machine
     """Measure two processes of each subject while another process keeps one core busy."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        return measured({name: group[:2] for name, group in processes.items()}, machine)
+        # Threads of ik_llama.cpp wait for each other by spinning: next to a busy process a step takes seconds.
+        return measured({name: group[:2] for name, group in processes.items() if name not in PEERS}, machine)
     finally:
         neighbour.kill()
 
@@ -256,7 +260,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="128,512")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--peers", type=Path, help="a folder for the environments of ik_llama.cpp and OpenVINO GenAI")
-    parser.add_argument("--quiet-only", action="store_true", help="do not measure beside a busy process too")
+    parser.add_argument("--quiet-only", action="store_true", help="do not measure next to a busy process too")
     parser.add_argument("--child", nargs=2, metavar=("KIND", "PATH"))
     parser.add_argument("--model", help="what the output file calls the artifacts' model")
     parser.add_argument("--output", "-o", type=Path, help="a file to which the model is added")

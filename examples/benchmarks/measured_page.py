@@ -35,7 +35,17 @@ PAGES = (
 SIZES = {"SmolLM2-135M": "0.1 B", "0.5 B parameters": "0.5 B", "1.2 B parameters": "1.2 B"}
 PROCESSORS = {"intel": "Intel, AMX", "amd": "AMD, AVX-512"}
 EDGEKIT, SPINNING, LLAMA_CPP, GENAI = "edgekit", "edgekit, `EDGEKIT_SPIN=on`", "llama.cpp", "onnxruntime-genai"
-DEPTH = "512"
+IK, OPENVINO, OLDER = "ik_llama.cpp", "OpenVINO GenAI", "older AMD ¹"
+ENGINES = (EDGEKIT, LLAMA_CPP, IK, OPENVINO, GENAI)
+# The names of each engine's settings in engine_turns.
+SUBJECTS = {
+    EDGEKIT: ("onnx brief",),
+    LLAMA_CPP: ("llamacpp brief",),
+    IK: ("ik_llama.cpp", "ik_llama.cpp, flash attention"),
+    OPENVINO: ("OpenVINO GenAI",),
+}
+DEPTH, TOGETHER = "512", "8 at once"
+METRICS = {"decode": "decode_tokens_per_s", "eight at once": TOGETHER, "prefill": "prefill_tokens_per_s"}
 KINDS = ("code", "prose", "chat")
 MODELS = {
     "smollm2": ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M"),
@@ -89,23 +99,36 @@ def rate(tokens_per_s: float) -> str:
 
 
 class Speeds(NamedTuple):
-    """Tokens a second of one model on one processor, by engine, as medians."""
+    """Tokens a second of one model on one processor, as medians: rows of each engine in one or several settings."""
 
     processor: str
     size: str
-    edgekit: Row
-    llama_cpp: Row
+    rows: dict[str, list[dict[str, Row]]]
+
+    def best(self, engine: str, metric: str) -> float | None:
+        """Return an engine's speed in its best setting; None where it was not measured."""
+        depth = TOGETHER if metric == TOGETHER else DEPTH
+        metric = "decode_tokens_per_s" if metric == TOGETHER else metric
+        return max((float(row[depth][metric]) for row in self.rows.get(engine, ()) if depth in row), default=None)
+
+    def cells(self, metric: str, unit: str = "") -> list[str]:
+        """Return the speeds of edgekit and of the others."""
+        found = [self.best(engine, metric) for engine in ENGINES]
+        return ["" if each is None else f"{rate(each)}{unit}" for each in found]
 
 
 def speeds() -> list[Speeds]:
-    """Default settings of edgekit's onnx target and of llama.cpp's library, on the same integers, in turns."""
+    """Default settings of edgekit's onnx target and other engines on the same integers, in turns."""
     found = []
     for name, processor in PROCESSORS.items():
         measured = stored(f"engine_turns_{name}.json")
         for model, size in SIZES.items():
             quiet = measured[model]["quiet"]
-            found.append(Speeds(processor, size, quiet["onnx brief"][DEPTH], quiet["llamacpp brief"][DEPTH]))
-    return found
+            rows = {engine: [quiet[each] for each in names if each in quiet] for engine, names in SUBJECTS.items()}
+            found.append(Speeds(processor, size, rows))
+    older: dict[str, list[dict[str, Row]]] = {EDGEKIT: [{DEPTH: peers()[EDGEKIT]}], GENAI: [{DEPTH: peers()[GENAI]}]}
+    older[LLAMA_CPP] = [{DEPTH: row} for name, row in peers().items() if name.startswith(LLAMA_CPP)]
+    return [*found, Speeds(OLDER, "1.2 B", older)]
 
 
 def peers() -> dict[str, Row]:
@@ -121,16 +144,13 @@ def best_llama_cpp(metric: str) -> float:
 
 def speed_table() -> str:
     rows = []
-    for words, metric in (("decode", "decode_tokens_per_s"), ("prefill", "prefill_tokens_per_s")):
+    for words, metric in METRICS.items():
         for each in speeds():
-            ours, theirs = each.edgekit[metric], each.llama_cpp[metric]
-            what = f"{words}, {each.size}, {each.processor}"
-            rows.append([what, rate(ours), rate(theirs), "", f"{ours / theirs:.2f}"])
-        found, best = peers(), best_llama_cpp(metric)
-        ours = found[EDGEKIT][metric]
-        cells = [rate(each) for each in (ours, best, found[GENAI][metric])]
-        rows.append([f"{words}, 1.2 B, older AMD ¹", *cells, f"{ours / best:.2f}"])
-    return table(["tokens/s after 512 tokens", EDGEKIT, LLAMA_CPP, GENAI, "edgekit over llama.cpp"], rows)
+            ours, others = each.best(EDGEKIT, metric), [each.best(engine, metric) for engine in ENGINES[1:]]
+            if ours is not None:
+                best = max(other for other in others if other is not None)
+                rows.append([f"{words}, {each.size}, {each.processor}", *each.cells(metric), f"{ours / best:.2f}"])
+    return table(["tokens/s after 512 tokens", *ENGINES, "edgekit over the best"], rows)
 
 
 # Memory
@@ -261,22 +281,20 @@ def draft_table() -> str:
 
 
 def readme_table() -> str:
-    rows = []
+    rows, found = [], peers()
     for each in speeds():
         if each.size != "0.5 B":
-            pair = each.edgekit["decode_tokens_per_s"], each.llama_cpp["decode_tokens_per_s"]
-            rows.append([f"decode, {each.size}, {each.processor}", *(f"{rate(one)} tokens/s" for one in pair), ""])
-    found, metric = peers(), "decode_tokens_per_s"
-    threes = (found[EDGEKIT][metric], best_llama_cpp(metric), found[GENAI][metric])
-    rows.append(["decode, 1.2 B, older AMD", *(f"{rate(one)} tokens/s" for one in threes)])
+            cells = each.cells("decode_tokens_per_s", " tokens/s")
+            rows.append([f"decode, {each.size}, {each.processor.removesuffix(' ¹')}", *cells])
     best = found[f"{LLAMA_CPP}, Q6_K head"]
     for words, key in (("private memory, 1.2 B", "private_bytes"), ("files, 1.2 B in 4 bits", "file_bytes")):
-        rows.append([words, *(mb(row[key]) for row in (found[EDGEKIT], best, found[GENAI]))])
+        ours, theirs, last = (mb(row[key]) for row in (found[EDGEKIT], best, found[GENAI]))
+        rows.append([words, ours, theirs, "", "", last])
     found_losses = {each.what: each for each in losses("smollm2")}
     gguf, rival = found_losses["edgekit, default, llamacpp"], found_losses["llama.cpp Q4_K_M"]
     cells = [f"KL {each.kl[0]:.3f} in {mb(each.file_bytes)}" for each in (gguf, rival)]
-    rows.append(["loss on code, SmolLM2-135M", *cells, ""])
-    return table(["", EDGEKIT, LLAMA_CPP, GENAI], rows)
+    rows.append(["loss on code, SmolLM2-135M", *cells, "", "", ""])
+    return table(["", *ENGINES], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -339,9 +357,10 @@ def drawn(lines: Sequence[str], width: int, height: int) -> str:
 def speed_picture() -> str:
     shown = []
     for each in speeds():
-        for name, row in ((EDGEKIT, each.edgekit), (LLAMA_CPP, each.llama_cpp)):
-            value = row["decode_tokens_per_s"]
-            shown.append(Bar(f"{each.size}, {each.processor}: {name}", value, rate(value), name == EDGEKIT))
+        for name in ENGINES:
+            value = each.best(name, "decode_tokens_per_s")
+            if value is not None and each.processor != OLDER:
+                shown.append(Bar(f"{each.size}, {each.processor}: {name}", value, rate(value), name == EDGEKIT))
     for name, row in peers().items():
         value = row["decode_tokens_per_s"]
         what = f"1.2 B, older AMD: {name.replace('`', '')}"
