@@ -44,7 +44,7 @@ def _steps(plan: Plan, target: Target, calibration_tokens: int) -> Iterator[Term
     load = load._replace(held_tokens=min(CHECKED_TOKENS, load.held_tokens), chunk_tokens=TOKENS_A_CALL, sequences=1)
     running = total(target.memory(load), *_PRIVATE) + total(load.weights(mapped=costs.copied), "mapped_weights_bytes")
     running += round(costs.vocabulary * reading) + _LOGITS * CHECKED_TOKENS * model.vocab_size * 4
-    yield sized("export_bytes", base + running, "to run the artifact beside the reference")
+    yield sized("export_bytes", base + running, "to run the artifact and the reference")
 
 
 def export_peak(plan: Plan, target: Target, calibration_tokens: int) -> Term:

@@ -216,7 +216,7 @@ class ChildProcess:
             if getattr(sys, "frozen", False) or not sys.executable:
                 # In a bundled program, `sys.executable` is that program itself, not Python.
                 raise Unsupported(
-                    f"{self._what} needs a Python interpreter beside this bundled program; use plain prompts"
+                    f"{self._what} needs a Python interpreter next to this bundled program; use plain prompts"
                 )
             self._greeted = False
             self._process = PipedProcess(

@@ -201,7 +201,7 @@ class TensorFolder:
             raise InvalidInput(f"{next(iter(self.files.values())).parent}: a tensor is stored under two names")
         return TensorFolder(self.files, entries, {rename(name): shard for name, shard in self._shard_of.items()})
 
-    def beside(self, files: Mapping[str, Path]) -> TensorFolder:
+    def with_files(self, files: Mapping[str, Path]) -> TensorFolder:
         """Return these tensors and those in other files, whose names get the file's key and a dot as prefix."""
         merged = TensorFolder({**self.files, **files}, dict(self.entries), dict(self._shard_of))
         for key, path in files.items():

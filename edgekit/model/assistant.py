@@ -60,8 +60,8 @@ def read_assistant(config: dict[str, Any], place: Path, target: ModelSpec) -> He
     }
     if is_sealed:
         return HeadConfig(layer_config, sizes)
-    beside = ("token_ordering",) if clusters else ()
-    return HeadConfig(layer_config, sizes, from_target=(TARGET_NORM,), renamed=_IN_FILES, beside=beside, all_rows=True)
+    others = ("token_ordering",) if clusters else ()
+    return HeadConfig(layer_config, sizes, from_target=(TARGET_NORM,), renamed=_IN_FILES, others=others, all_rows=True)
 
 
 def _layer_config(text: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def read_eagle3(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadC
             **norms,
         },
         renamed={"midlayer.": LAYER},
-        beside=("d2t", "t2d", *_UNUSED),
+        others=("d2t", "t2d", *_UNUSED),
     )
 
 

@@ -27,7 +27,7 @@ def read_rope_scaling(
         return _longrope(keys, config, read, present, attention)
     if "rope_freqs.weight" in present:
         if kind not in ("none", "linear") or factor not in (0.0, 1.0) or attention != 1.0:
-            raise keys.unsupported("rope.scaling.type", "occurs beside rope_freqs.weight, which is not supported")
+            raise keys.unsupported("rope.scaling.type", "occurs next to rope_freqs.weight, which is not supported")
         return _from_factors(keys, config, [float(item) for item in read("rope_freqs.weight")])
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         if attention != 1.0:

@@ -105,5 +105,5 @@ class HeadConfig(NamedTuple):
     prefix: str = ""  # of its tensors' names; names without it belong to a model in the same files
     from_target: tuple[str, ...] = ()  # tensors that it shares with its target, and that its files do not hold
     renamed: Mapping[str, str] = {}  # beginnings of names in its files → in `HeadSpec.tensors`
-    beside: tuple[str, ...] = ("d2t", "t2d")  # further tensors that its files may hold
+    others: tuple[str, ...] = ("d2t", "t2d")  # further tensors that its files may hold
     all_rows: bool = False  # its head has a row for each of the target's tokens, in their order

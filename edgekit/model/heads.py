@@ -123,7 +123,7 @@ def _check_tensors(
         expected[EMBEDDING] = (spec.layer.vocab_size, spec.layer.hidden_size)
     elif spec.kind == "eagle3" and spec.layer.hidden_size != spec.target_hidden_size:
         raise InvalidInput(f"{folder}: the head is narrower than its target and has no {EMBEDDING}; is it complete?")
-    unknown = sorted(stored.keys() - expected.keys() - set(read.beside))
+    unknown = sorted(stored.keys() - expected.keys() - set(read.others))
     if unknown:
         raise Unsupported(f"{folder}: tensor {quote_short(stored[unknown[0]])} is not part of a supported head")
     for name, shape in expected.items():

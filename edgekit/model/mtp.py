@@ -26,7 +26,7 @@ def is_mtp(config: dict[str, Any]) -> bool:
 
 def read_mtp(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadConfig:
     """Read the config of a checkpoint of `target`, or of its sealed MTP part, from the file `place`."""
-    files: dict[str, Any] = {"prefix": "mtp.", "from_target": (HEAD, TARGET_NORM), "beside": ()}
+    files: dict[str, Any] = {"prefix": "mtp.", "from_target": (HEAD, TARGET_NORM), "others": ()}
     if SEALED in config:
         layer_config, count = config.get("transformer_layer_config"), config.get("draft_vocab_size")
         if not isinstance(layer_config, dict):

@@ -153,7 +153,7 @@ def open_tensors(weights: Path) -> SourceTensors:
 
     if is_gguf(weights):
         return open_gguf_tensors(weights)
-    folder = TensorFolder.open(weights).beside(dense_weights(weights))
+    folder = TensorFolder.open(weights).with_files(dense_weights(weights))
     config = _config(weights / "config.json")
     if config.get("model_type") == "bert":
         folder = folder.renamed(bert.name_of)

@@ -198,7 +198,7 @@ def _memory_limits(estimate: Estimate, budget: Budget, request: PlanRequest) -> 
     if gpu is not None:
         limits.append(_MemoryLimit(gpu, budget.total_bytes, " on the GPU"))
     if gpu is not None and budget.host_bytes is not None:
-        return [*limits, _MemoryLimit(total, budget.host_bytes, " in RAM beside the GPU")]
+        return [*limits, _MemoryLimit(total, budget.host_bytes, " in RAM next to the GPU")]
     charged = _MemoryLimit(private, budget.private_bytes, " charged to the app")
     return [*limits, _MemoryLimit(total, budget.total_bytes, ""), charged]
 
@@ -213,7 +213,7 @@ def allowed_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> t
     allowed, why = budget.private_bytes, budget.why
     if estimate.gpu_bytes is not None and budget.host_bytes is not None:
         room = show_bytes(budget.host_bytes)
-        why = f"{room} of RAM beside the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
+        why = f"{room} of RAM next to the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
         allowed = budget.host_bytes
     if request.memory is not None and request.memory < allowed:
         return request.memory, f"as requested; the device has {show_bytes(allowed)}"

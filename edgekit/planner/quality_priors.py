@@ -1,6 +1,6 @@
 """Priors: the loss expected of a recipe until it is measured for a model. It is the worst that was measured like it.
 
-`python -m examples.benchmarks.measured_page` writes the rows, from the results that are stored beside it.
+`python -m examples.benchmarks.measured_page` writes the rows, from the results that are stored next to it.
 """
 
 from __future__ import annotations

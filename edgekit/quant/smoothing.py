@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOUD = 3.0  # a channel is loud if its largest input is more than three times the median channel's
 POWER = 0.7  # its factor is the excess to this power
-SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained beside others do not fit"
+SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained on others do not fit"
 _FACTORS = ".smoothing.npz"
 
 

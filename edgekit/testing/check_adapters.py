@@ -37,7 +37,7 @@ def check_adapters(engine: Engine, judge: Judge) -> None:
     refused(lambda: engine.load_adapter("one", two), "an adapter under a name that is taken")
     names: list[str | None] = ["one", None, "two"]
     alone = [_answer(engine, name, tokens) for name in names]
-    judge.same(alone[1], base, "the base model beside adapters")
+    judge.same(alone[1], base, "the base model in a batch with adapters")
     for place in (0, 2):
         require(gap(alone[place], base) > judge.tolerance, f"adapter {names[place]} changes nothing")
     require(gap(alone[0], alone[2]) > judge.tolerance, "two different adapters give the same logits")

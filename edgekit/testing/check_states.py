@@ -125,7 +125,7 @@ def check_features(engine: Engine, judge: Judge) -> None:
         for start in range(0, len(tokens), min(size, able.max_chunk_tokens)):
             logits, hidden = asked(state, start, min(start + min(size, able.max_chunk_tokens), len(tokens)))
             parts.append(hidden)
-        judge.same(logits, expected, f"logits beside hidden states, in chunks of {size}")
+        judge.same(logits, expected, f"logits with hidden states, in chunks of {size}")
         rows.append(np.concatenate(parts))
         judge.same(rows[-1], rows[0], f"hidden states in chunks of {size}")
         state.close()

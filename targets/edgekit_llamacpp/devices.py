@@ -9,7 +9,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Plan
 from edgekit_llamacpp.library import Library
 
-_KINDS = ("CPU", "GPU", "GPU in host memory", "accelerator beside the CPU")  # GGML_BACKEND_DEVICE_TYPE_*
+_KINDS = ("CPU", "GPU", "GPU in host memory", "accelerator next to the CPU")  # GGML_BACKEND_DEVICE_TYPE_*
 _GPUS = (1, 2)
 _BACKENDS = {"cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan"}  # backend of a plan → how its devices are named
 NEVER_RUN = "layers on it were never run by us"

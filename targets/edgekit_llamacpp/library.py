@@ -112,7 +112,7 @@ class Library:
         if not self._has_kernels():
             self.llama_log_set(structs.LogCallback(), None)
             raise TargetMissing(
-                f"{_PREFIX}{path.name} has no kernels for this processor, and none lie beside it; {_cure()}"
+                f"{_PREFIX}{path.name} has no kernels for this processor, and none lie next to it; {_cure()}"
             )
         self.llama_backend_init()
 

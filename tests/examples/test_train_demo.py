@@ -37,7 +37,7 @@ FUNCTION = '''def {verb}_{noun}({noun}, limit={limit}):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread, because other tests run beside these."""
+    """Use one thread, because other tests run at the same time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

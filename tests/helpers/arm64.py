@@ -166,7 +166,7 @@ def prepare(folder: Path) -> Guest:
     pins = {each.metadata["Name"].lower(): each.version for each in reversed(list(distributions()))}
     wanted = requirements()
     once(folder, "venv", f"{wanted} {sorted(pins.items())} {ROOT}", lambda to: install(wanted, pins, to))
-    # Started as `python`, it finds pyvenv.cfg beside itself, and what it starts as sys.executable is emulated again.
+    # Started as `python`, it finds pyvenv.cfg next to itself, and what it starts as sys.executable is emulated again.
     (folder / "venv/pyvenv.cfg").write_text(f"home = {system / 'usr/bin'}\ninclude-system-site-packages = false\n")
     python.parent.mkdir(exist_ok=True)
     python.write_text(
@@ -218,7 +218,7 @@ def requirements() -> list[str]:
 
 
 def install(wanted: Sequence[str], pins: Mapping[str, str], to: Path) -> None:
-    """Install wheels for arm64 in this environment's versions, and this checkout as a package beside them."""
+    """Install wheels for arm64 in this environment's versions, and this checkout as a package next to them."""
     site = to / "lib/python3.11/site-packages"
     site.mkdir(parents=True)
     constraints = to / "constraints.txt"

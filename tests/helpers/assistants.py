@@ -115,7 +115,7 @@ def torch_logits(folder: Path, embedded: Any, hidden: Any, kv: dict[str, Any], p
     """transformers' logits of a chain of drafted tokens, whose scaled embeddings are `embedded` [token, width].
 
     `hidden` is the target's hidden state after its last norm, and `kv` has keys and values [kv_head, token, head_dim]
-    by the kind of layer. Rows of the head are rounded to 16 bits, as they are sealed beside clusters.
+    by the kind of layer. Rows of the head are rounded to 16 bits, as they are sealed with clusters.
     """
     import torch
 

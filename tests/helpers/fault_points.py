@@ -4,7 +4,7 @@
 
 `faults.c` is preloaded and lets one call fail: open, write, fsync, rename, mmap, fork, the start of a thread, or an
 allocation of 16 KiB and more. Each case runs in a process of its own. Afterwards whatever can be opened must be whole,
-the same operation again must end in the bytes of an unbroken run with no file beside them, and no process is left.
+the same operation again must end in the bytes of an unbroken run with no other file, and no process is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damaged files for the native library, beside those of `native_fuzzing.py`: each is opened, or refused in one line.
+"""Damaged files for the native library, more than `native_fuzzing.py` has: each is opened, or refused in one line.
 
 python tests/helpers/native_formats.py --count 100000
 """

@@ -47,7 +47,7 @@ def metaspace(scheme: str, split: bool) -> Tokenizer:
 
 
 def gemma_split() -> Tokenizer:
-    """Gemma 3: a split at spaces beside the normaliser, and added tokens that take the spaces beside them."""
+    """Gemma 3: a split at spaces after the normaliser, and added tokens that take the spaces around them."""
     tokenizer = runtimes.gemma()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     tokenizer.add_tokens([AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True, normalized=False)])

@@ -82,7 +82,7 @@ def test_published_configs_saved_by_transformers_give_the_same_sizes(name: str) 
     assert spec_of(saved).parameters == spec_of(PUBLISHED[name]).parameters
 
 
-# What real files say beside the model: it stands in no family's code.
+# What real files say about more than the model: it stands in no family's code.
 BESIDE: Config = {
     "_name_or_path": "/home/somebody/model", "architectures": ["ForCausalLM"], "transformers_version": "4.54.0",
     "torch_dtype": "bfloat16", "use_cache": False, "initializer_range": 0.02, "attention_dropout": 0.0,
@@ -302,8 +302,8 @@ def test_two_thetas_are_read_in_both_spellings() -> None:
 
 
 DISAGREEING: dict[str, Config] = {
-    "theta beside theta": {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-    "scaling beside none": {
+    "theta twice": {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "scaling and none": {
         "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"},
     },
     "one for each kind of layer": {"rope_parameters": {"full_attention": {"rope_type": "default"}}},

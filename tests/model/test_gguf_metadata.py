@@ -123,7 +123,7 @@ def test_invalid_rope_factors_are_refused(tmp_path: Path, values: list[float]) -
 
 def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
     scaling = {"llama.rope.scaling.type": Value(STRING, "yarn"), "llama.rope.scaling.factor": Value(F32, 4.0)}
-    with pytest.raises(Unsupported, match=r"occurs beside rope_freqs\.weight"):
+    with pytest.raises(Unsupported, match=r"occurs next to rope_freqs\.weight"):
         config_of(tmp_path, extra=scaling, more={"rope_freqs.weight": factors([1.0] * 8)})
 
 

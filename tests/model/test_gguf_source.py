@@ -278,7 +278,7 @@ def test_an_evaluation_names_the_quantised_reference(tmp_path: Path) -> None:
 
 
 def with_head(path: Path, table: str, head: np.ndarray, kind: str) -> np.ndarray:
-    """Write a tied model with a head beside its table; return the table's values."""
+    """Write a tied model with a head next to its table; return the table's values."""
     weights = files.random_tensors(LLAMA)
     types = {"model.embed_tokens.weight": Type[table]}
     more = {"output.weight": Stored(int(Type[kind]), head.shape, quantize(head, Type[kind]).tobytes())}

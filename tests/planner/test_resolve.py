@@ -324,11 +324,11 @@ def test_a_group_that_does_not_divide_is_noted() -> None:
 def test_a_draft_model_is_counted() -> None:
     alone = plan_for("LLAMA_31_8B", "rtx-4090")
     subject = MODELS["LLAMA_31_8B"]._replace(draft=MODELS["LLAMA_32_1B"].model, draft_source="small")
-    beside = resolve(subject, [PROFILES["rtx-4090"]], TARGETS, PlanRequest())[0]
-    assert beside.estimate.draft_bytes > 0.5 * GIB
+    drafting = resolve(subject, [PROFILES["rtx-4090"]], TARGETS, PlanRequest())[0]
+    assert drafting.estimate.draft_bytes > 0.5 * GIB
     verified = (LONE_VERIFIED_ROWS * 5 // 4 - 1) * MODELS["LLAMA_31_8B"].model.vocab_size * 4
-    assert beside.estimate.total_bytes == alone.estimate.total_bytes + beside.estimate.draft_bytes + verified
-    assert beside.draft == "small"
+    assert drafting.estimate.total_bytes == alone.estimate.total_bytes + drafting.estimate.draft_bytes + verified
+    assert drafting.draft == "small"
 
 
 def test_a_model_that_cannot_be_exported_is_planned_and_marked() -> None:

@@ -48,9 +48,9 @@ def test_the_artifact_is_of_the_floats_the_recipe_and_the_text_of_today() -> Non
     sealed = made.plan.recipe
     # Modules that were promoted to 8 bits have a rule each, before those of the recipe.
     assert sealed.model_copy(update={"rules": sealed.rules[-len(recipe.rules) :]}) == recipe
-    beside = NeutralWeights.open(DEMO_WEIGHTS, verify=True)
-    assert (beside.sha256, beside.recipe) == (made.manifest.weights_sha256, sealed)
-    assert beside.manifest.source_files == origin.source_files
+    shipped = NeutralWeights.open(DEMO_WEIGHTS, verify=True)
+    assert (shipped.sha256, shipped.recipe) == (made.manifest.weights_sha256, sealed)
+    assert shipped.manifest.source_files == origin.source_files
 
 
 @pytest.mark.onnx

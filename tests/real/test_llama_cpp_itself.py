@@ -1,4 +1,4 @@
-"""Our GGUF files beside llama.cpp itself: its high-level API gives our engine's text, and our integers are read back.
+"""Our GGUF files in llama.cpp itself: its high-level API gives our engine's text, and our integers are read back.
 
 Of the models' own files, the logits that we compute are llama.cpp's in float32.
 """
@@ -29,7 +29,7 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time,
 QUESTION = "What is the capital of France?"
 TOKENS = 24
 
-# A process of its own: edgekit refuses a second llama.cpp beside its own.
+# A process of its own: edgekit refuses a second llama.cpp next to its own.
 SERVER = """
 import json, sys
 import xllamacpp

@@ -1,4 +1,4 @@
-"""Gemma 4's assistant is sealed beside its model, computes what transformers' class computes, and drafts."""
+"""Gemma 4's assistant is sealed with its model, computes what transformers' class computes, and drafts."""
 
 from __future__ import annotations
 

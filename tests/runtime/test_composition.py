@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.2,
     },
 }
-WAYS = tuple(product((0, 1 << 20), (False, True)))  # bytes of prefixes, and whether others run beside it
+WAYS = tuple(product((0, 1 << 20), (False, True)))  # bytes of prefixes, and whether others run with it
 ONE_WAY = ((1 << 20, True),)
 TOKENS = 40
 

@@ -58,7 +58,7 @@ class Sealed(NamedTuple):
 
 
 def with_head(kind: str, place: Path) -> tuple[Path, Path]:
-    """A model and its head: beside it, in its checkpoint, or one that reads its cache."""
+    """A model and its head: next to it, in its checkpoint, or one that reads its cache."""
     if kind == "eagle3":
         return made(place) / "model", place / "head"
     if kind == "mtp":

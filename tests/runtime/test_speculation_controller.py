@@ -305,8 +305,8 @@ def test_a_method_that_does_not_pay_spends_little_of_what_another_gains() -> Non
         return run.speed_up
 
     alone = speed_up(Kind(LOOKUP_S, every=4))
-    beside = speed_up(Kind(LOOKUP_S, every=4), dear := Kind(1.8, token=3))
-    assert alone > 1.05 and beside > alone - 0.03
+    both = speed_up(Kind(LOOKUP_S, every=4), dear := Kind(1.8, token=3))
+    assert alone > 1.05 and both > alone - 0.03
     assert dear.asked
 
 

@@ -1,4 +1,4 @@
-"""LoRA on every target: logits equal torch with the same adapter, in any batch, beside requests without one."""
+"""LoRA on every target: logits equal torch with the same adapter, in any batch, with requests without one."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_logits_equal_torch(
     )
     found, base = engine.forward([Chunk(first, TOKENS[:30], 30), Chunk(bare, TOKENS[:30], 30)])
     assert apart(found, expected[:30]) < allowed, "prefill"
-    assert apart(base, plain[:30]) < allowed, "the base beside it"
+    assert apart(base, plain[:30]) < allowed, "the base with it"
     engine.forward([Chunk(third, TOKENS[:30], 0)])
     for step, token in enumerate(TOKENS[30:34], 30):
         found, base, again = engine.forward([Chunk(state, [token], 1) for state in (first, bare, third)])
-        assert apart(base, plain[step : step + 1]) < allowed, "the base beside them"
+        assert apart(base, plain[step : step + 1]) < allowed, "the base with them"
         for rows in (found, again):
             assert apart(rows, expected[step : step + 1]) < allowed, "decode"
     engine.close()

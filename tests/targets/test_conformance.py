@@ -72,7 +72,7 @@ def onnx() -> list[Any]:
 
 
 def mlx() -> list[Any]:
-    # Windows, fused, shared, no positions beside pairs, experts; others differ in what a layer computes alone.
+    # Windows, fused, shared, layers without positions, experts; others differ in what a layer computes alone.
     usual = ("mistral with a window", "phi3 with longrope", "gemma4", "cohere2", "qwen3_moe")
     rows = [exact("mlx", family, "s4-g32", 6) for family in usual]
     rows += [exact("mlx", family, "s4-g32", 6, head=(1, 2, 3, 1)) for family in ("gemma2", "lfm2")]

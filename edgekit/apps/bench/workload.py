@@ -133,6 +133,6 @@ def _inlined(part: PromptText, folder: Path) -> PromptText:
     if part.file is None:
         return part
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", part.file):
-        raise InvalidInput(f"file {part.file!r}: must be the plain name of a file beside the workload")
+        raise InvalidInput(f"file {part.file!r}: must be the plain name of a file next to the workload")
     text = read_text(folder / part.file, MAX_TEXT_FILE_BYTES)
     return part.model_copy(update={"file": None, "text": text})

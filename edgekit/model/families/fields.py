@@ -22,7 +22,7 @@ class Fields:
         self._read: set[str] = set()
         self._sections: dict[str, Fields] = {}
 
-    def beside(self, values: dict[str, Any]) -> Fields:
+    def with_values(self, values: dict[str, Any]) -> Fields:
         """Return fields with other values; errors name the same file, and the record of read fields is shared."""
         other = Fields(values, self._where, self._inside)
         other._read, other._sections = self._read, self._sections
@@ -30,7 +30,7 @@ class Fields:
 
     def changed(self, **values: Any) -> Fields:
         """Return these fields with some values replaced."""
-        return self.beside({**self._values, **values})
+        return self.with_values({**self._values, **values})
 
     def unread(self) -> Iterator[tuple[Fields, str]]:
         """Yield (object, name) of each unread field of this object and its sections."""

@@ -32,7 +32,7 @@ _CAP = (1e-3, 1e6)
 _BOTH_WAYS_CAPPED = "an encoder with capped scores can be planned, but no target exports it"
 _BOTH_WAYS = "its attention looks both ways, so it is an encoder and cannot generate"
 _STREAMS = "its four streams of hidden states (AltUp) can be sized and planned, but no target exports them yet"
-_EXPERTS = "experts beside a dense feed-forward can be sized and planned, but no target exports them yet"
+_EXPERTS = "experts next to a dense feed-forward can be sized and planned, but no target exports them yet"
 _FEWER_ROWS = "has fewer per-layer embeddings than tokens; correct vocab_size_per_layer_input"
 
 

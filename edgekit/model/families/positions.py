@@ -53,7 +53,7 @@ def read_rope(
     ropes = [_rope(section, fields, usual) for section in sections]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
         raise fields.refusal("rope_scaling", "and rope_parameters do not say the same; keep the right one")
-    return ropes[0] if ropes else _rope(fields.beside({}), fields, usual)
+    return ropes[0] if ropes else _rope(fields.with_values({}), fields, usual)
 
 
 def read_ropes_by_kind(
@@ -78,7 +78,7 @@ def read_ropes_by_kind(
     full = both.section("full_attention") if both else None
     sliding = both.section("sliding_attention") if both else None
     scaling = fields.section("rope_scaling")
-    none = fields.beside({})
+    none = fields.with_values({})
     default = {"rope_type": "proportional", "partial_rotary_factor": 0.25} if proportional else {}
     if local_theta is None:
         local_theta = fields.number("rope_theta", *_THETA, default=theta)
@@ -89,7 +89,7 @@ def read_ropes_by_kind(
             "rope_scaling", "and rope_parameters.full_attention do not say the same; keep the right one"
         )
     return {
-        "full": _rope(full or scaling or fields.beside(default), fields, usual),
+        "full": _rope(full or scaling or fields.with_values(default), fields, usual),
         "sliding": _rope(sliding or none, none, _Usual(sliding_dim, max_positions, local_theta, None, max_positions)),
     }
 
@@ -171,14 +171,14 @@ def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
 
 
 def _agreed(section: Fields, outer: Fields, field: str, bounds: tuple[float, float], default: float) -> float:
-    inner, beside = section.maybe_number(field, *bounds), outer.maybe_number(field, *bounds)
-    if inner is not None and beside is not None and inner != beside:
+    inner, around = section.maybe_number(field, *bounds), outer.maybe_number(field, *bounds)
+    if inner is not None and around is not None and inner != around:
         raise outer.refusal(field, f"contradicts the value inside the rope, {inner:g}; keep the right one")
-    return inner if inner is not None else beside if beside is not None else default
+    return inner if inner is not None else around if around is not None else default
 
 
 def _agreed_count(section: Fields, outer: Fields, field: str, default: int) -> int:
-    inner, beside = section.maybe_count(field, MAX_POSITIONS), outer.maybe_count(field, MAX_POSITIONS)
-    if inner is not None and beside is not None and inner != beside:
+    inner, around = section.maybe_count(field, MAX_POSITIONS), outer.maybe_count(field, MAX_POSITIONS)
+    if inner is not None and around is not None and inner != around:
         raise outer.refusal(field, f"contradicts the value inside the rope, {inner}; keep the right one")
-    return inner if inner is not None else beside if beside is not None else default
+    return inner if inner is not None else around if around is not None else default

@@ -43,7 +43,7 @@ def planned_from_shapes(
     if values["intermediate_size"] is None and isinstance(hidden, int) and hidden > 0:
         values["intermediate_size"] = min(4 * hidden, MAX_INTERMEDIATE)
     present = {key: value for key, value in values.items() if value is not None}
-    shapes = read_shapes(fields.beside(present), Defaults(positions=2048, epsilon=1e-5, tied=True))
+    shapes = read_shapes(fields.with_values(present), Defaults(positions=2048, epsilon=1e-5, tied=True))
     family = fields.text("model_type")
     return shapes.spec(
         name,

@@ -1,7 +1,7 @@
 """Builds llguidance's index of a vocabulary, with which it finds the tokens that may come next.
 
 The index is built from the bytes of each token. From a tokenizer's file, llguidance would build a second tokenizer
-beside it, which takes twice the memory (Gemma 3: 236 MB instead of 103), and 340 MB more while it is built.
+as well, which takes twice the memory (Gemma 3: 236 MB instead of 103), and 340 MB more while it is built.
 """
 
 from __future__ import annotations

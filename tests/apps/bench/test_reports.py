@@ -197,10 +197,10 @@ def test_a_page_names_model_machine_and_date_and_only_files_that_exist() -> None
     pytest.importorskip("matplotlib")
     from edgekit.apps.bench.report.page import page
 
-    alone, beside = page(_runs([100.0])), page(_runs([100.0]).model_copy(update={"title": "Mine"}), "data/run.json")
+    alone, titled = page(_runs([100.0])), page(_runs([100.0]).model_copy(update={"title": "Mine"}), "data/run.json")
     assert "<title>demo on a processor, 2026-01-01</title>" in alone and "JSON" not in alone and "<a " not in alone
-    assert "<h1>Mine</h1>" in beside and "demo on a processor, 2026-01-01" in beside
-    assert '<a href="data/run.json">data/run.json</a>' in beside
+    assert "<h1>Mine</h1>" in titled and "demo on a processor, 2026-01-01" in titled
+    assert '<a href="data/run.json">data/run.json</a>' in titled
 
 
 def test_code_in_notes_is_shown_as_code() -> None:

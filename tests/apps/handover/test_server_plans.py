@@ -319,12 +319,12 @@ def test_the_resource_of_kserve_has_the_fields_of_its_version() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="the extra `eval` is not installed")
     known = json.loads((Path(__file__).parents[2] / "data" / "server_schemas.json").read_text())
     check = jsonschema.Draft202012Validator({**known["kserve"], "$defs": known["$defs"]})
-    beside = {"adapters": ("/home/me/law",), "adapter_rank": 8, "draft": "small"}
+    more = {"adapters": ("/home/me/law",), "adapter_rank": 8, "draft": "small"}
     plans = [
         plan_of("kserve"),
         plan_of("kserve", disaggregate=True),
         plan_of("kserve", QWEN_3_30B_A3B, expert_parallel=True, kv_format="fp8"),
-        plan_of("kserve").model_copy(update=beside),
+        plan_of("kserve").model_copy(update=more),
     ]
     for plan in plans:
         (resource,) = files_of(plan).values()

@@ -78,7 +78,7 @@ def test_hostile_added_tokens_take_no_more_time_than_sound_ones(library: NativeL
 
 
 def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> None:
-    """Each end of a range, and what is beside it; `tests/helpers/unicode_classes.py` writes the table anew."""
+    """Each end of a range, and what is next to it; `tests/helpers/unicode_classes.py` writes the table anew."""
     tables = TABLE.read_text().split("const CodePoints ")[1:]
     assert [table.split(" ")[0] for table in tables] == list(classes())
     for table, splitter in zip(tables, classes().values(), strict=True):
@@ -86,8 +86,8 @@ def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> Non
         ranges = [(int(first, 16), int(last, 16)) for first, last in pairs]
         assert len(ranges) > 5
         expected = {point for pair in ranges for point in pair}
-        beside = {point + step for pair in ranges for point, step in zip(pair, (-1, 1), strict=True)}
-        points = sorted(point for point in expected | beside if 0 <= point < 0x110000 and not 0xD800 <= point <= 0xDFFF)
+        around = {point + step for pair in ranges for point, step in zip(pair, (-1, 1), strict=True)}
+        points = sorted(point for point in expected | around if 0 <= point < 0x110000 and not 0xD800 <= point <= 0xDFFF)
         assert set(members(splitter, points)) == expected
 
 

@@ -93,8 +93,8 @@ def test_state_bytes_equal_plan(int8_program: Model) -> None:
     assert sum(array.nbytes for array in engine._swap.arrays(state)) == state.bytes == expected
     planned = read_contents(int8_program.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
-    beside = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
-    assert 0 < beside <= 1.2 * reading_bytes(load_of(int8_program.plan)._replace(held_tokens=tokens, kv_bits=8))
+    added = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
+    assert 0 < added <= 1.2 * reading_bytes(load_of(int8_program.plan)._replace(held_tokens=tokens, kv_bits=8))
     engine.close()
 
 

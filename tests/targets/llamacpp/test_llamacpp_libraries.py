@@ -100,7 +100,7 @@ def test_kernels_in_files_of_their_own_are_those_beside_the_library(found: bool,
     if found:
         assert any(line.startswith("EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 ") for line in lines)
     else:
-        assert "llama.so has no kernels for this processor, and none lie beside it; name a library" in lines[-1]
+        assert "llama.so has no kernels for this processor, and none lie next to it; name a library" in lines[-1]
 
 
 @compiles

@@ -44,6 +44,6 @@ def comparisons_table(report: TaskReport) -> Table:
         )
         for one in report.comparisons
     ]
-    head = ("task", "artifact", "beside", "points", "95 % interval", "only one right", "p")
+    head = ("task", "artifact", "compared with", "points", "95 % interval", "only one right", "p")
     note = "The same items, paired: intervals by Newcombe's method, p by McNemar's exact test."
     return Table("Difference", head, tuple(rows), note)

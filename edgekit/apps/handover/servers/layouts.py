@@ -86,8 +86,8 @@ def price_layout(
     violations = [*_machine(layout), *_formats(group, recipe, load, request)]
     divides = list(misfits(model, recipe, layout, uneven_experts=facts.uneven_experts))
     if subject.draft is not None:
-        beside = misfits(subject.draft, recipe, layout, uneven_experts=facts.uneven_experts)
-        divides += [Violation(each.what, f"draft: {each.found}", each.allowed) for each in beside]
+        misfit = misfits(subject.draft, recipe, layout, uneven_experts=facts.uneven_experts)
+        divides += [Violation(each.what, f"draft: {each.found}", each.allowed) for each in misfit]
     if divides:
         return LayoutCandidate(group, layout, load, None, None, 0.0, (*violations, *divides))
     each = -(-load.sequences // layout.decoders)
@@ -126,12 +126,12 @@ def _limits(
     if load.context > subject.model.max_positions:
         yield Violation("context", f"{load.context:,} tokens", f"{subject.model.max_positions:,} tokens")
     budget = budget_bytes(group, request.to)
-    beside = memory.total_bytes - memory.kv_bytes
-    if beside > budget:
-        yield Violation("memory", f"{show_bytes(beside)} a GPU before any KV", show_bytes(budget))
+    fixed = memory.total_bytes - memory.kv_bytes
+    if fixed > budget:
+        yield Violation("memory", f"{show_bytes(fixed)} a GPU before any KV", show_bytes(budget))
     elif memory.total_bytes > budget:
         found = f"{show_bytes(memory.kv_bytes)} a GPU for {each} × {load.context:,} tokens"
-        yield Violation("KV", found, f"{show_bytes(budget - beside)} left")
+        yield Violation("KV", found, f"{show_bytes(budget - fixed)} left")
     least, most = request.min_tokens_per_second, request.max_first_token
     if least is not None and speed.tokens_per_s_each < least:
         yield Violation("speed", f"{speed.tokens_per_s_each:g} tok/s each", f"{least:g} tok/s")
