@@ -188,7 +188,7 @@ def _packed(
         (folder / "model.txt").write_text(f"{plan.model.name} {plan.recipe.name}")  # for `edgekit store ls`
 
     how = VERSION if kernels else plan.threads
-    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save)
+    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save, own=kernels is not None)
 
 
 def _hash(first: bytes, graphs: Sequence[CheckedGraph]) -> str:
