@@ -20,10 +20,10 @@ from edgekit.common.staging import refuse_existing
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import RECIPES, Recipe, with_budget
+from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
-from edgekit.planner.make import make_plans, read_plan
+from edgekit.planner.make import budgeted, make_plans, read_plan
 from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import recipe_of
@@ -115,7 +115,8 @@ def quantize(
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id or `demo`.
         recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` if the source
-            is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps its integers; otherwise `balanced`.
+            is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps its integers; otherwise
+            `s8` where integers are rounded (`effort="quick"`, or nothing to calibrate with), else `balanced`.
         output: the folder to write; it must not exist.
         options, given: `QuantizeOptions`, as one object or by keyword: `calibrate`, `effort`, `report`, …
 
@@ -136,7 +137,7 @@ def quantize(
         import torch
 
         torch.set_num_threads(options.threads)
-    chosen = _recipe_for(source, recipe, options.bits_per_weight)
+    chosen = _recipe_for(source, recipe, options)
     weights = neutral_weights(
         source,
         chosen,
@@ -280,11 +281,10 @@ def _planned(
     return open_source(plans[0].model_source).with_own_integers(), plans
 
 
-def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None) -> Recipe:
-    """Choose the recipe, and apply the bits-per-weight budget."""
-    recipe = recipe_of(source, None if given is None else find_recipe(given)) or RECIPES["balanced"]
-    if recipe.keeps and budget is not None:
-        raise InvalidInput(
-            f"--bits-per-weight: {source.given} keeps its own integers ({recipe.keeps}); choose a --recipe too"
-        )
-    return recipe if budget is None else with_budget(recipe, source.spec, budget)
+def _recipe_for(source: ModelSource, given: str | Recipe | None, options: QuantizeOptions) -> Recipe:
+    """Choose the recipe as an export would."""
+    recipe = None if given is None else find_recipe(given)
+    if options.bits_per_weight is not None:
+        return budgeted(source, recipe, options.bits_per_weight)
+    is_quick = source.spec.encoder is not None or options.rounds_alone(source)
+    return recipe_of(source, recipe) or RECIPES["s8" if is_quick else "balanced"]

@@ -98,7 +98,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         progress(1, 3, "self-check: running the artifact")
         return CheckResult(f"{_check_states(target, plan, weights, files)}; {stored}")
     tokens = checked_tokens(plan, weights.folder)
-    with _reference_beside(weights, plan, tokens) as reference:
+    with _concurrent_reference(weights, plan, tokens) as reference:
         stored = read_back(target, plan, weights, files)
         progress(1, 3, "self-check: running the artifact")
         try:
@@ -125,7 +125,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
 
 
 @contextmanager
-def _reference_beside(
+def _concurrent_reference(
     weights: NeutralWeights, plan: Plan, tokens: Sequence[int]
 ) -> Iterator[Future[NDArray[np.float32] | None]]:
     """Compute the reference while the files are read and run; it ends early if these fail or are interrupted."""

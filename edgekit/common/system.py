@@ -39,7 +39,7 @@ def open_folder(path: Path) -> int | None:
 
 
 def share_folder(handle: int) -> None:
-    """Hold an open folder beside other processes, so that none has it alone."""
+    """Share the lock of an open folder, so that no process has it alone."""
     if sys.platform != "win32":
         fcntl.flock(handle, fcntl.LOCK_SH)
 
@@ -47,15 +47,16 @@ def share_folder(handle: int) -> None:
 @contextmanager
 def folder_alone(path: Path, *, may_wait: bool) -> Iterator[None]:
     """Hold a folder alone, where its file system has locks. Raises `BlockingIOError` instead of waiting."""
-    handle = open_folder(path)
+    handle = None
     try:
         try:
+            handle = open_folder(path)
             if handle is not None and sys.platform != "win32":
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if may_wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise
         except OSError:
-            pass  # a network file system without locks of folders
+            pass  # a network file system without locks of folders, or a folder that may be written but not read
         yield
     finally:
         if handle is not None:

@@ -19,7 +19,7 @@ from edgekit.common.files import is_gguf
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
 from edgekit.errors import InvalidInput, Unsupported, near_names, quote_short
 from edgekit.formats.quant_scheme import QuantScheme
-from edgekit.model.families import bert, is_beside, is_known, model_from_config, supported, with_generation
+from edgekit.model.families import bert, is_extra, is_known, model_from_config, supported, with_generation
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import names_of_sizes, planned_from_shapes
@@ -258,7 +258,7 @@ def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelS
         matrices = {
             name: SourceMatrix(entry.dtype, prod(entry.shape), stored.integer_formats.get(name))
             for name, entry in stored.entries.items()
-            if len(entry.shape) > 1 and not is_beside(spec.family, name)
+            if len(entry.shape) > 1 and not is_extra(spec.family, name)
         }
     if spec.exportable:
         return spec, matrices  # such a model is planned by its sizes alone
@@ -337,7 +337,7 @@ def _may_stand(name: str, spec: ModelSpec, is_wrapped: bool) -> bool:
     """Return True for a copy of a tied head, a computed buffer, or a tensor of a multimodal model's other parts."""
     if spec.tied and name == f"{spec.head}.weight":
         return True
-    if is_beside(spec.family, name) or _COMPUTED.fullmatch(name):
+    if is_extra(spec.family, name) or _COMPUTED.fullmatch(name):
         return True
     return is_wrapped and not name.startswith(spec.prefix)
 

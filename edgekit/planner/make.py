@@ -24,7 +24,7 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
-from edgekit.quant.effort import calibration_text, why_rounded
+from edgekit.quant.effort import calibration_text
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
@@ -57,9 +57,7 @@ def make_plans(
     if neutral is not None:
         request = _with_stored_recipe(source, neutral, request)
     elif request.bits_per_weight is not None:
-        if request.recipe is not None and request.recipe.keeps is not None:
-            raise InvalidInput("--bits-per-weight: recipe keep takes the integers as they are; choose one of the two")
-        recipe = with_budget(request.recipe or named_recipe("balanced"), source.spec, request.bits_per_weight)
+        recipe = budgeted(source, request.recipe, request.bits_per_weight)
         request = request.model_copy(update={"recipe": recipe})
     else:
         request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
@@ -71,7 +69,8 @@ def make_plans(
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
     method = _method(source, neutral, request.recipe, chosen_by)
-    subject = subject._replace(method=method, rounds=_rounds(source, request, chosen_by))
+    rounds = chosen_by is not None and request.recipe is None and chosen_by.rounds_alone(source)
+    subject = subject._replace(method=method, rounds=rounds)
     if request.drafter is not None:
         from edgekit.model.heads import read_head_spec
 
@@ -87,6 +86,13 @@ def make_plans(
     if neutral is None:
         return plans
     return tuple(plan.model_copy(update={"quantisation": neutral.quantisation}) for plan in plans)
+
+
+def budgeted(source: ModelSource, recipe: Recipe | None, bits: float) -> Recipe:
+    """Return a recipe, or `balanced`, with a budget of `bits` per weight of the model."""
+    if recipe is not None and recipe.keeps is not None:
+        raise InvalidInput("--bits-per-weight: recipe keep takes the integers as they are; choose one of the two")
+    return with_budget(recipe or named_recipe("balanced"), source.spec, bits)
 
 
 def _subject(
@@ -119,14 +125,6 @@ def _method(
         return chosen_by.method or "gptq"
     text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
     return "rtn" if text is None else chosen_by.method or "gptq"
-
-
-def _rounds(source: ModelSource, request: PlanRequest, chosen_by: QuantOptions | None) -> bool:
-    """Return whether an export takes a recipe that rounding alone makes, because it must or should be quick."""
-    if chosen_by is None or request.recipe is not None or chosen_by.calibrate is not None:
-        return False
-    is_open = chosen_by.method in (None, "rtn") and chosen_by.effort in (None, "quick")
-    return is_open and why_rounded(source, chosen_by.effort) is not None
 
 
 def _has_four_bits(recipe: Recipe) -> bool:

@@ -29,9 +29,12 @@ Effort = Literal["quick", "normal", "high"]
 DEFAULT_TEXT = "default"  # the bundled corpus
 CALIBRATED_WITHIN_S = 900.0  # the longest calibration that takes place without being asked for
 _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
-_BESIDE_PRODUCTS = 1.3  # extra time for attention and everything else that is not a matrix product
-_LOOP_WEIGHTS_PER_S = 3e6  # GPTQ's column loop on one thread
-_TRIALS = 6  # products that are timed; the first also prepares the library's kernels
+# Measured over layers of 1,024 inputs: what is no product (attention, norms, a softmax over the vocabulary) stays in
+# float32 where products are faster, and numpy's half of a symmetric product takes longer than half of torch's.
+_CONVERTING, _NO_PRODUCTS, _SOFTMAX, _HALF_PRODUCT = 1.3, 0.8, 1.5, 0.85
+_FACTORING = 1.5  # of a product of all inputs: the Hessian's factor and its inverse
+_LOOP_WEIGHTS_PER_S = 7e6  # GPTQ's column loop on one thread
+_TRIALS = 20  # products that are timed; the first also prepares the library's kernels
 
 
 def calibration_text(
@@ -79,10 +82,7 @@ def why_rounded(source: ModelSource, effort: Effort | None) -> str | None:
 
 
 def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuning_passes: int = 0) -> float:
-    """Predict how long gptq and `tuning_passes` after it take on this machine, from the speed of matrix products.
-
-    What is multiplied counts: of experts, those that a token reads.
-    """
+    """Predict how long gptq and `tuning_passes` after it take here; of experts, those that a token reads count."""
     import torch
 
     share = spec.experts.active / spec.experts.count if spec.experts else 1.0  # of the tokens, which an expert gets
@@ -92,16 +92,21 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuni
 
     linears = [tensor for tensor in spec.tensors() if tensor.is_linear]
     products = sum(tensor.size * tokens_of(tensor) for tensor in linears)
-    moments = sum(group[0].shape[1] ** 2 * tokens_of(group[0]) for group in held_as_one(linears))
+    groups = [group[0] for group in held_as_one(linears)]
+    moments = sum(tensor.shape[1] ** 2 * tokens_of(tensor) for tensor in groups)
+    factors = sum(tensor.shape[1] ** 3 for tensor in groups)
+    errors = 2 * sum(tensor.size * tensor.shape[1] for tensor in linears)  # of the outputs, by the Hessian
     scored = min(tokens, SCORED_TOKENS)
     multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
-    others = 2.0 * (tokens * moments / 2 + scored * 2 * spec.vocab_size * spec.hidden_size)
+    others = 2.0 * (tokens * moments * _HALF_PRODUCT + _FACTORING * factors + errors)
+    others += 2.0 * _SOFTMAX * scored * 2 * spec.vocab_size * spec.hidden_size
     if tuning_passes:
         heads = 5 * tuning_passes * spec.vocab_size * spec.hidden_size
         others += 2.0 * tokens * ((1 + 3 * tuning_passes) * products + heads)
-    computing = multiplying / _speed(product_on(torch.device("cpu"))) + others / _speed(product)
+    computing = multiplying * _CONVERTING / _speed(product_on(torch.device("cpu")))
+    computing += (multiplying * _NO_PRODUCTS + others) / _speed(product)
     weights = sum(tensor.size for tensor in linears)
-    return computing * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+    return computing + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
 
 
 @cache

@@ -83,11 +83,10 @@ def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     while True:
         damped = hessian.clone()
         damped.diagonal().add_(damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        # In reverse order the factor is an upper one, whose inverse this is. That of the whole takes ten times as long.
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not bool(failed):
-            inverse = torch.cholesky_inverse(lower)
-            upper: torch.Tensor
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            if not bool(failed):
-                return upper
+            ones = torch.eye(len(damped), device=damped.device)
+            upper: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), ones, upper=True)
+            return upper
         damping *= 10

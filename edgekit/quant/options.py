@@ -13,9 +13,10 @@ from edgekit.common.options import Option
 from edgekit.common.progress import Reporter
 from edgekit.contracts.neutral import weights_store
 from edgekit.errors import quote_short
+from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES, Calibration
 from edgekit.quant.compute import Compute
-from edgekit.quant.effort import Effort
+from edgekit.quant.effort import Effort, why_rounded
 from edgekit.quant.methods import method_names
 
 
@@ -67,3 +68,8 @@ class QuantOptions(Frozen):
     def weights(self) -> ContentStore | None:
         """The store of neutral weights; None: the user's cache."""
         return None if self.store is None else weights_store(Path(self.store))
+
+    def rounds_alone(self, source: ModelSource) -> bool:
+        """Return whether the default is a recipe that rounding alone makes, because it must or should be quick."""
+        is_named = self.calibrate is not None or self.method not in (None, "rtn")
+        return not is_named and self.effort in (None, "quick") and why_rounded(source, self.effort) is not None

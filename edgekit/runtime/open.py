@@ -219,7 +219,8 @@ def predict_opening(path: str | Path, options: OpenOptions) -> PredictedOpening:
     plan, policy, kv_config = _configured(artifact.plan, options)
     if options.gpu_layers is not None:
         plan = plan.model_copy(update={"gpu_layers": options.gpu_layers})
-    tokens, memory = kv_config.capacity_tokens, artifact.target().memory
+    target = artifact.target()
+    plan, tokens, memory = target.adapt(plan), kv_config.capacity_tokens, target.memory
     load = load_of(plan)._replace(held_tokens=tokens, kv_bits=kv_config.kv_bits, sequences=1)
     state = total(memory(load), "kv_bytes")
     config = _run_config(plan, policy, kv_config, options, plan.sequences, state)

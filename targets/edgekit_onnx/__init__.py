@@ -78,6 +78,13 @@ class OnnxTarget(Target):
 
         return memory_terms(load)
 
+    def adapt(self, plan: Plan) -> Plan:
+        """Return the plan with the memory of edgekit's own operators where they are compiled, and without elsewhere."""
+        from edgekit_onnx.product_kernels import product_kernels
+
+        own = plan.backend == "cpu" and product_kernels() is not None
+        return plan.model_copy(update={"memory": plan.memory.model_copy(update={"packs_itself": own})})
+
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_onnx.export import export
 

@@ -39,7 +39,7 @@ from edgekit_onnx.layout import (
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
 _MAX_FOLDED_ITEMS, _MAX_RANK = 4096, 8
-_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 80, 32
+_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 80, 256
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {
     "Add",

@@ -157,7 +157,9 @@ class OnnxOps(decoder.Ops[ir.Value]):
 
     def linear(self, x: ir.Value, module: str) -> ir.Value:
         if module == decoder.HEAD:
-            logits = self._graph.linear(x, self._owner.head_matrix(), module)
+            slices = self._owner.head_matrix().slices()  # opening copies one at a time
+            parts = [self._graph.linear(x, each, f"{module}.{at}" if at else module) for at, each in enumerate(slices)]
+            logits = parts[0] if len(parts) == 1 else self._graph.op("Concat", *parts, name=f"{module}.joined", axis=-1)
             in_float = self._graph.numbers == FLOAT
             return logits if in_float else self._graph.op("Cast", logits, name=f"{module}.cast", to=FLOAT)
         name = f"{self._parent}{module}"

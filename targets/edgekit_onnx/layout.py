@@ -15,6 +15,7 @@ SPARE_TOKENS = 2
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
 MASKED = -10_000.0  # added to an encoder's scores outside a window or of padding; their exponentials are then zero
+SLICE_BYTES = 64 << 20  # of a head as kernels pack it, which opening copies at once
 SINKS = 11  # index of the learnt logits, one per head, among the inputs of GroupQueryAttention
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 

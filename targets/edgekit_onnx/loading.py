@@ -29,7 +29,7 @@ from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.product_kernels import VERSION, ProductKernels, product_kernels, rows_are_alone, with_kernels
-from edgekit_onnx.sessions import Provider, open_beside, options
+from edgekit_onnx.sessions import Provider, open_bytes, options
 
 # Of the weights as the kernels hold them, with 32 bits a scale: 1.06 to 1.15 were measured.
 COPIED_SHARE = 1.2
@@ -66,7 +66,7 @@ class Graphs(NamedTuple):
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
         sessions = [
-            open_beside(
+            open_bytes(
                 self.folder,
                 change(data) if change else data,
                 self.provider,
@@ -139,7 +139,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
         graphs = [graph._replace(data=with_kernels(graph.data)) for graph in graphs]
     folder, chosen = packed.folder or files, options(plan.threads, packs, kernels=kernels)
     return AuditedArtifact(
-        head=open_beside(folder, graphs[-1].data, provider, chosen),
+        head=open_bytes(folder, graphs[-1].data, provider, chosen),
         graphs=Graphs(plan, provider, folder, tuple(graphs[:-1]), packs, packed.hold, kernels),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=key,
@@ -183,7 +183,7 @@ def _packed(
         (folder / "model.txt").write_text(f"{plan.model.name} {plan.recipe.name}")  # for `edgekit store ls`
 
     how = VERSION if kernels else plan.threads
-    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save)
+    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save, own=kernels is not None)
 
 
 def _hash(first: bytes, graphs: Sequence[CheckedGraph]) -> str:

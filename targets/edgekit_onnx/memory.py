@@ -13,6 +13,7 @@ from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, stored_
 from edgekit.contracts.token_costs import CacheFormat
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
+from edgekit_onnx.layout import SLICE_BYTES
 
 DERIVING_BYTES = 4 * MIB  # the onnx package, which derives graphs: 3.9 MiB were measured
 ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
@@ -31,7 +32,10 @@ _RUNNING_BYTES = 2 * MIB + 640 * KIB  # allocated once by the first step, in add
 _OPENING_SCALE_SHARE = 1.46  # of the largest tensor's scales, which opening copies with its values
 _LOOKED_UP_BYTES = 1 * MIB  # the system maps the pages around a row too: 10 MiB for ten rows
 _OWN_ROW_BYTES = 2 * MIB  # the system maps as much around a row of per-layer embeddings; 1.7 MB were measured
-PACKED_SHARE = 3.0  # of the weights in the file, which packed ones take: a tied table is in two graphs
+# Of the weights in the file, which packed ones take: a tied table is in two graphs. edgekit's own operators need no
+# second copy of what they multiply: 1.25 to 1.75 were measured.
+PACKED_SHARE, OWN_PACKED_SHARE = 3.0, 1.9
+_PACKING_BYTES = 18 * MIB  # of pieces while edgekit's own order is made; 17 MiB were measured
 _IN_FILE = {"scale_bits": 16, "bias_bits": 0, "row_group": None}  # opening computes the others
 _GRAPH_FILE_BYTES = 10 << 10  # of a layer
 # What a layer's graph with outputs of attention adds to a plain one: 14 and 60 KiB were measured with a cache of 32 and
@@ -40,8 +44,8 @@ _ATTENDING_BYTES, _CONVERTING_BYTES = 14 << 10, 46 << 10
 _FLOAT = 4
 
 
-def facts(recipe: Recipe, cuda: bool) -> MemoryFacts:
-    """Return how the weights are stored, and what the runtime takes."""
+def facts(recipe: Recipe, cuda: bool, own: bool = False) -> MemoryFacts:
+    """Return how the weights are stored, and what the runtime takes; `own`: with edgekit's operators."""
     # The scale of an s8 row is repeated for groups of the other matrices' size.
     group = min((rule.format.group for rule in recipe.rules if rule.format.group), default=128)
     if cuda:
@@ -54,6 +58,8 @@ def facts(recipe: Recipe, cuda: bool) -> MemoryFacts:
         row_group=group,
         float_bits=32,
         own_row_bytes=_OWN_ROW_BYTES,
+        slice_bytes=SLICE_BYTES,
+        packs_itself=own,
         source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
         "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped",
     )
@@ -91,7 +97,7 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
 def _files(load: MemoryLoad, tables: Term) -> list[Term]:
     """Return the files of the artifact, and the weights that devices keep as packed for their processor."""
     stored = stored_weight_bytes(load.model, load.recipe, load.facts.model_copy(update=_IN_FILE))
-    packed = round(stored * PACKED_SHARE)
+    packed = round(stored * (OWN_PACKED_SHARE if load.facts.packs_itself else PACKED_SHARE))
     return [
         Term("disk_bytes", stored, f"{stored:,} of weights with scales of 16 bits"),
         sized("disk_bytes", tables.bytes + _GRAPH_FILE_BYTES * len(load.model.layers), "of tables and graphs"),
@@ -112,14 +118,16 @@ def looked_up_bytes(load: MemoryLoad, tokens: int) -> int:
 
 
 def _opening(load: MemoryLoad, caches: Term, graph: Term) -> Term:
-    """Return the copy of the largest tensor, before the graph and the cache exist; they reuse its memory."""
-    copied = max(0, _largest_tensor_bytes(load.model, load.recipe, load.facts) - graph.bytes)
-    why = f"{show_bytes(copied)} to open the largest tensor, less the cache, which does not exist yet"
+    """Return the copy of the largest tensor or slice, before the graph and the cache exist; they reuse its memory."""
+    copied = max(0, _largest_copied_bytes(load.model, load.recipe, load.facts) - graph.bytes)
+    why = f"{show_bytes(copied)} to open or pack the largest tensor, less the cache, which does not exist yet"
     return Term("opening_bytes", copied - caches.bytes - load.draft_bytes - load.prefix_bytes, why)
 
 
 @lru_cache(maxsize=256)
-def _largest_tensor_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+def _largest_copied_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    if facts.packs_itself:
+        return _PACKING_BYTES
     most, values_only = 0.0, facts.model_copy(update={"scale_bits": 0, "bias_bits": 0})
     in_file = layer_table(model).module if by_rows_bytes(model, recipe, facts) else None
     for tensor in model.tensors():
@@ -127,7 +135,9 @@ def _largest_tensor_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) 
             whole, values = (
                 tensor_bytes(tensor.shape, recipe.format_of(tensor), each) for each in (facts, values_only)
             )
-            most = max(most, values + (whole - values) * _OPENING_SCALE_SHARE)
+            copied = values + (whole - values) * _OPENING_SCALE_SHARE
+            in_slices = facts.slice_bytes is not None and tensor.role in ("embedding", "head")
+            most = max(most, min(copied, facts.slice_bytes or 0) if in_slices else copied)
     return round(most)
 
 
@@ -139,10 +149,12 @@ def fed_tokens(load: MemoryLoad) -> int:
 
 def _step(load: MemoryLoad) -> list[Term]:
     """Return the largest step: its widest layer and logits, masks, copies of the cache and of recurrent parts."""
+    joined = load.next_rows * ARRAYS.row_bytes(load.model) if load.facts.slice_bytes else 0
     return [
         largest_layer(load, fed_tokens(load)),
         sized("activation_bytes", reading_bytes(load), f"to read the {load.kv_bits}-bit cache"),
         sized("activation_bytes", _RUNNING_BYTES, "for the first step"),
+        sized("activation_bytes", joined, "of logits before slices of the head are joined"),
         load.masks(load.call_tokens(load.held_tokens), load.held_tokens),
         sized("activation_bytes", _recurrent_bytes(load), "of recurrent parts in a step"),
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.device import THIS, THIS_CPU, DeviceProfile
 from edgekit.contracts.plan import SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.capabilities import capabilities
 from edgekit_onnx.memory import facts
+from edgekit_onnx.product_kernels import product_kernels
 
 _BERT_RECIPES = ("float32", "float16", "s8")
 _ENCODER_RECIPES = (*_BERT_RECIPES, "s4-g32", "s4-g64")
@@ -49,7 +50,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         recipe=recipe,
         capabilities=capabilities(model, recipe, backend),
         can_be_timed=model.encoder is None and not cuda,
-        memory=facts(recipe, cuda),
+        memory=facts(recipe, cuda, device.name in (THIS, THIS_CPU) and product_kernels() is not None),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
         unavailable="there is no CUDA on macOS; use the mlx target" if cuda and device.os == "macos" else None,
         notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from edgekit.contracts.neutral import NeutralWeights, bits_of
 from edgekit.errors import Unsupported
 from edgekit_onnx.data_file import DataFile, DataLocation, are_halves
+from edgekit_onnx.layout import SLICE_BYTES
 
 _PIECE_BYTES = 16 << 20
+_PACKED_BLOCK_BYTES, _ROWS = 12, 128  # slices start where kernels begin a band of rows
 _S8_BLOCKS = (128, 64, 32, 16)
 
 
@@ -41,6 +43,12 @@ class PackedMatrix(NamedTuple):
     @property
     def blocks(self) -> int:
         return -(-self.inputs // self.block) if self.block else 0
+
+    def slices(self) -> list[PackedMatrix]:
+        """Return views of rows, each of at most `SLICE_BYTES` with the scales and sums of packed blocks."""
+        row_bytes = self.blocks * (self.block * self.bits // 8 + _PACKED_BLOCK_BYTES) or 4 * self.inputs
+        step = max(_ROWS, SLICE_BYTES // row_bytes // _ROWS * _ROWS)
+        return [self.rows(start, min(self.outputs, start + step)) for start in range(0, self.outputs, step)]
 
     def rows(self, start: int, stop: int) -> PackedMatrix:
         """Return a view of some outputs in the same bytes."""

@@ -31,7 +31,7 @@ from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.memory import PACKED_SHARE
+from edgekit_onnx.memory import OWN_PACKED_SHARE, PACKED_SHARE
 from edgekit_onnx.sessions import arithmetic
 
 LAYOUT = 1  # raise it whenever the format of the cache changes
@@ -54,7 +54,7 @@ class PackedFolder(NamedTuple):
     hold: Hold | None = None  # keeps the folder in the cache
 
 
-def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedFolder:
+def get_or_build(key: str, files: Path, save: Callable[[Path], None], *, own: bool) -> PackedFolder:
     """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder."""
     try:
         limit = _limit()
@@ -68,7 +68,7 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedF
             os.utime(path)
             return PackedFolder(path, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
-        needed = int(weights * PACKED_SHARE)
+        needed = int(weights * (OWN_PACKED_SHARE if own else PACKED_SHARE))
         if needed > limit:
             return PackedFolder(
                 None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
@@ -80,7 +80,7 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> PackedF
             return PackedFolder(
                 None, f"packed weights need {show_bytes(needed)} in {path.parent}, {show_bytes(free)} are free"
             )
-        working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE), free_memory()
+        working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE * (not own)), free_memory()
         if memory is not None and memory.bytes < working:
             return PackedFolder(
                 None,
@@ -156,36 +156,29 @@ def align(path: Path) -> None:
 def probe(session: Any) -> NDArray[Any]:
     """Run a graph on a few fixed tokens or hidden states; equal graphs give equal bits."""
     tokens, capacity = 3, 4
-    random = np.random.default_rng(0)
-    fed: dict[str, NDArray[Any]] = {}
-    for value in session.get_inputs():
-        if value.name == "input_ids":
-            fed[value.name] = np.arange(tokens, dtype=np.int64)[None]
-        elif value.name.startswith("mask."):
-            fed[value.name] = np.zeros((1, 1, tokens, tokens), np.float32)
-        elif value.name == "types":
-            fed[value.name] = np.zeros((1, tokens), np.int64)
-        elif value.name == "positions":
-            fed[value.name] = np.arange(tokens, dtype=np.int64)
-        elif value.name == "lengths":
-            fed[value.name] = np.array([tokens], np.int32)
-        elif value.name == "seqlens_k":
-            fed[value.name] = np.array([tokens - 1], np.int32)
-        elif value.name == "total":
-            fed[value.name] = np.array(tokens, np.int32)
-        elif value.name == "hidden_in":
-            shape = (1, tokens, value.shape[-1])[-len(value.shape) :]
-            fed[value.name] = random.standard_normal(shape).astype(np.float32)
-        elif value.name == "kept":
-            fed[value.name] = np.array([tokens], np.int64)
-        elif value.name.endswith((".inputs", ".memory")):
-            fed[value.name] = np.zeros((1, *value.shape[1:]), np.float32)
-        else:
-            kind = np.float16 if value.type == "tensor(float16)" else np.float32
-            fed[value.name] = np.zeros((1, value.shape[1], capacity, value.shape[3]), kind)
+    fed: dict[str, NDArray[Any]] = {
+        "input_ids": np.arange(tokens, dtype=np.int64)[None],
+        "types": np.zeros((1, tokens), np.int64),
+        "positions": np.arange(tokens, dtype=np.int64),
+        "lengths": np.array([tokens], np.int32),
+        "seqlens_k": np.array([tokens - 1], np.int32),
+        "total": np.array(tokens, np.int32),
+        "kept": np.array([tokens], np.int64),
+    }
+    for name, kind, shape in ((value.name, value.type, value.shape) for value in session.get_inputs()):
+        if name.startswith("mask."):
+            fed[name] = np.zeros((1, 1, tokens, tokens), np.float32)
+        elif name == "hidden_in":
+            sizes = (1, tokens, shape[-1])[-len(shape) :]
+            fed[name] = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+        elif name.endswith((".inputs", ".memory")):
+            fed[name] = np.zeros((1, *shape[1:]), np.float32)
+        elif name not in fed:
+            numbers = np.float16 if kind == "tensor(float16)" else np.float32
+            fed[name] = np.zeros((1, shape[1], capacity, shape[3]), numbers)
     # Compare the last output, since the first layer's keys do not depend on later layers.
     last = next(value.name for value in session.get_outputs() if value.name in ("hidden", "logits"))
-    result: NDArray[Any] = session.run([last], fed)[0]
+    result: NDArray[Any] = session.run([last], {value.name: fed[value.name] for value in session.get_inputs()})[0]
     return result
 
 

@@ -127,7 +127,11 @@ class _Stored:
             is_first = tensor.module == f"{model.prefix}embed_tokens"
             return _floats(self.products["embedding" if is_first else LAYER_INPUTS])
         if tensor.role == "head":
-            return _floats(self.products["head"])
+            values, start = np.empty(tensor.shape, np.float32), 0
+            for part in (part for name, part in self.products.items() if name.partition(".")[0] == "head"):
+                values[start : start + len(part.values)] = _floats(part)
+                start += len(part.values)
+            return values
         if tensor.is_of_expert:
             return self._expert(model, tensor)
         if kind == "bias":

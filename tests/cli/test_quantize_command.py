@@ -88,7 +88,7 @@ def test_chats_are_rendered_with_the_models_template(tmp_path: Path) -> None:
 
 
 def test_earlier_weights_are_reused(tmp_path: Path) -> None:
-    asked = ("quantize", "demo", "-r", "s8", "--effort", "quick", "--json", "-o")
+    asked = ("quantize", "demo", "--effort", "quick", "--json", "-o")
     call(*asked, tmp_path / "one")
     result = call(*asked, tmp_path / "two")
     assert [event["event"] for event in events(result.stdout)] == ["done"], "nothing had to be made"
@@ -239,6 +239,7 @@ def test_four_bits_are_calibrated_by_default_where_that_takes_a_quarter_of_an_ho
     assert calibration_text(None, None, None, source, [s8]) is None
     assert calibration_text(None, "gptq", None, source, [s8]) == DEFAULT_TEXT
     assert calibration_text(None, "rtn", None, source, [balanced]) is None
+    assert QuantOptions(effort="quick").rounds_alone(source) and not QuantOptions().rounds_alone(source)
     large: Any = SimpleNamespace(spec=shapes.spec_of(shapes.LLAMA_32_1B), folder=source.folder, given="large")
     for operations_a_second, expected in ((4e11, DEFAULT_TEXT), (4e10, None)):
         monkeypatch.setattr(effort, "_speed", lambda multiply, speed=operations_a_second: speed)

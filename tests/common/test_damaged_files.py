@@ -1,7 +1,12 @@
-"""Damaged files and odd places for files: an answer or one line."""
+"""Damaged files, odd places for files and failing system calls: an answer or one line, and nothing partial."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -9,9 +14,10 @@ import fuzzing
 import pytest
 from stored_formats import FORMATS
 
-from edgekit.common import files
+from edgekit.common import files, system
 from edgekit.common.files import home, user_profiles
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
+from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import MANIFEST_VERSION, FileFact, Manifest
 from edgekit.errors import InvalidInput
 from edgekit.planner.make import make_plans
@@ -81,3 +87,29 @@ def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("EDGEKIT_HOME", "~nobody-here/kept")
     with pytest.raises(InvalidInput, match="EDGEKIT_HOME='~nobody-here/kept': no such user"):
         home()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="preloads a library that cc builds")
+@pytest.mark.parametrize(
+    ("operations", "most"),
+    [("prune prefixes lab", 3), ("publish pull", 3), ("quantise calibrate", 1), ("export", 1)],
+    ids=str,
+)
+def test_an_operation_survives_failing_calls(operations: str, most: int, tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "helpers" / "fault_points.py"
+    words = [word for operation in operations.split() for word in ("--operation", operation)]
+    done = subprocess.run(
+        [sys.executable, str(program), *words, "--most", str(most)],
+        env=os.environ | {"EDGEKIT_HOME": str(tmp_path / "home")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    cases = [int(count) for count in re.findall(r": (\d+) cases", done.stdout)]
+    assert len(cases) == 8 * len(operations.split()) and sum(cases) >= 3 * len(operations.split())
+
+
+def test_a_folder_that_cannot_be_read_is_written_without_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "open_folder", lambda path: os.open(path / "nowhere", os.O_RDONLY))
+    assert staging_for(tmp_path / "made", 0).is_dir()

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 import family_models as models
 from edgekit_llamacpp import LlamaCppTarget, library
+from edgekit_llamacpp.export import Quantiser
 from edgekit_llamacpp.layout import WEIGHTS
-from edgekit_llamacpp.native import Quantiser
 from engines import llamacpp_model
 
 from edgekit.common.progress import Progress

@@ -24,9 +24,8 @@ from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMiss
 from edgekit.model.source import open_source
 from edgekit.runtime.generation import format_memory
 from edgekit.runtime.generation.grammar_worker import grammar_of
-from edgekit.runtime.generation.structured import MatchedGrammar, checked_text, for_llguidance
+from edgekit.runtime.generation.structured import MatchedGrammar, checked_text, for_llguidance, index_bytes, index_of
 from edgekit.runtime.generation.tokenizer import read_codec
-from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.stream import Stream
 from edgekit.testing.drafting import Drafting, ReplayDrafter

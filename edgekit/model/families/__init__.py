@@ -93,7 +93,7 @@ WRAPPED: dict[str, Wrapper] = {
 _BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
 
 
-def is_beside(family: str, tensor: str) -> bool:
+def is_extra(family: str, tensor: str) -> bool:
     """Return True for a tensor in checkpoints of the family that is not part of the model."""
     return family in _BESIDE and _BESIDE[family].fullmatch(tensor) is not None
 

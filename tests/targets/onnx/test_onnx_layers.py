@@ -120,6 +120,18 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
     assert with_rules - without == 18 << 20
 
 
+def test_opening_copies_a_slice_of_the_head_and_nothing_where_edgekit_packs() -> None:
+    """Of a head with 254 million weights in 8 bits."""
+    model, recipe = model_from_config(QWEN_35_SMALL, "qwen", "config.json"), named_recipe("s4-g32")
+    model = model.model_copy(update={"layers": (model.layers[3],) * 4})
+    opening = []
+    for changed in ({"packs_itself": True}, {}, {"slice_bytes": None}):
+        known = facts(recipe, False).model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0, **changed})
+        load = MemoryLoad(model, recipe, "cpu", known, 64, sequences=1, kv_bits=32, chunk_tokens=64)
+        opening.append(total(memory_terms(load), "opening_bytes"))
+    assert opening[0] < opening[1] < 64 << 20 < 200 << 20 < opening[2]
+
+
 CASES = [(family, "s4-g32") for family in models.EVERY]
 
 

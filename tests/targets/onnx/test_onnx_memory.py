@@ -22,9 +22,10 @@ import family_models as models
 import tiny_models
 from edgekit_onnx import prepack_cache as packed
 from edgekit_onnx.engine import OnnxEngine
-from edgekit_onnx.export import FAST
+from edgekit_onnx.export import FAST, export
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
 from edgekit_onnx.memory import PACKED_SHARE
+from edgekit_onnx.unpacked import weights
 from engines import Model, onnx_model
 
 import edgekit
@@ -148,9 +149,7 @@ def test_packed_weights_are_built_once_and_agree(
     first, notes = say(sealed)
     assert notes == () and len(kept(home)) == 1
     made = {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()}
-    monkeypatch.delattr(
-        packed, "file_sha256"
-    )  # later openings compare times and sizes alone, which takes half the time
+    monkeypatch.delattr(packed, "file_sha256")  # later openings compare times and sizes, which takes half the time
     second, _ = say(sealed)
     assert {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()} == made
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
@@ -193,6 +192,20 @@ def test_damaged_packed_weights_are_rebuilt(sealed: Model, home: Path, damage: s
     found, notes = say(sealed)
     np.testing.assert_array_equal(found, expected)
     assert notes == () and packed.is_whole(kept(home)[0])
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float32"])
+def test_a_large_head_is_opened_in_slices(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    whole = onnx_model("llama", recipe, FAST, config={"tie_word_embeddings": False}, chunk_tokens=64)
+    monkeypatch.setattr("edgekit_onnx.packing.SLICE_BYTES", 1)
+    export(whole.plan, whole.weights, tmp_path, lambda done, total, what: None)
+    sliced = whole._replace(files=tmp_path)
+    assert b"head.joined" in (tmp_path / "head.onnx").read_bytes()
+    np.testing.assert_array_equal(say(sliced)[0], say(whole)[0])
+    stored = (dict(weights(each.plan, each.files)) for each in (sliced, whole))
+    np.testing.assert_array_equal(*(each["lm_head.weight"] for each in stored))
 
 
 def test_differing_packed_weights_are_not_used(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 import onnx
 import onnxruntime
-from edgekit_onnx import product_kernels
+from edgekit_onnx import OnnxTarget, product_kernels
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST
 from edgekit_onnx.packed_products import packed_scales, packed_values
@@ -341,7 +341,10 @@ def test_chunks_threads_and_packing_change_no_bit_and_saved_prefixes_name_the_ke
         keys.add(engine.model_key)
         logits.add(feed(engine, engine.start(plan.storage), ids, 100, chunk_tokens=chunk).tobytes())
         engine.close()
+    adapted = OnnxTarget().adapt(artifact.plan)
+    assert adapted.memory.packs_itself
     monkeypatch.setenv("EDGEKIT_KERNELS", "off")
     engine = OnnxEngine(artifact.plan, artifact.folder)
+    assert not OnnxTarget().adapt(adapted).memory.packs_itself
     assert len(logits) == len(keys) == 1 and engine.products == "onnxruntime" and engine.model_key not in keys
     engine.close()

@@ -35,7 +35,7 @@ class ServerRequest(Frozen):
     recipe: Annotated[Recipe | None, BeforeValidator(find_recipe), Option(short="r")] = Field(
         default=None,
         description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; by default the"
-        " recipe of the neutral weights, else balanced.",
+        " recipe of the neutral weights, else balanced, also with --effort quick: a plan knows no effort.",
     )
     kv_format: KVFormat = Field(
         default="auto", description="The format of the KV cache: auto is 16 bits, fp8 halves it."
