@@ -13,7 +13,7 @@ from edgekit.errors import DamagedArtifact, vendor_errors
 from edgekit_onnx.audit import audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.layout import embedding_name, with_nodes
-from edgekit_onnx.sessions import Provider, open_bytes, options
+from edgekit_onnx.sessions import Provider, open_graph, options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class EmbeddingRows:
         if data is None:
             raise DamagedArtifact(f"{files}: no graph looks embeddings up; export the artifact again")
         with vendor_errors("onnx"):
-            self._session = open_bytes(files, data, provider, options(1, packs=False))
+            self._session = open_graph(files, data, provider, options(1, packs=False))
 
     def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         with vendor_errors("onnx"):

@@ -29,7 +29,7 @@ from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
 from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.product_kernels import VERSION, ProductKernels, product_kernels, rows_are_alone, with_kernels
-from edgekit_onnx.sessions import Provider, open_bytes, options
+from edgekit_onnx.sessions import Provider, open_graph, options
 
 # Of the weights as the kernels hold them, with 32 bits a scale: 1.06 to 1.15 were measured.
 COPIED_SHARE = 1.2
@@ -66,7 +66,7 @@ class Graphs(NamedTuple):
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
         sessions = [
-            open_bytes(
+            open_graph(
                 self.folder,
                 change(data) if change else data,
                 self.provider,
@@ -139,7 +139,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
         graphs = [graph._replace(data=with_kernels(graph.data)) for graph in graphs]
     folder, chosen = packed.folder or files, options(plan.threads, packs, kernels=kernels)
     return AuditedArtifact(
-        head=open_bytes(folder, graphs[-1].data, provider, chosen),
+        head=open_graph(folder, graphs[-1].data, provider, chosen),
         graphs=Graphs(plan, provider, folder, tuple(graphs[:-1]), packs, packed.hold, kernels),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=key,

@@ -20,7 +20,7 @@ from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.prepack_cache import align, probe, saving
-from edgekit_onnx.sessions import PROVIDERS, open_bytes, open_session, options
+from edgekit_onnx.sessions import PROVIDERS, open_graph, open_session, options
 
 _LEAST_BYTES_PER_S = 1_000_000
 
@@ -48,7 +48,7 @@ def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[CheckedGraph]
     for graph in graphs:
         packed = folder / f"{graph.name}.onnx"
         data = with_floats(graph.data) if kv_bits == HALF_BITS else graph.data
-        plain = probe(open_bytes(files, data, provider, saving(options(threads), folder, graph.name)))
+        plain = probe(open_graph(files, data, provider, saving(options(threads), folder, graph.name)))
         align(packed)
         if not np.array_equal(plain, probe(open_session(packed, provider, options(threads)))):
             raise TargetFailed(f"onnx: {graph.name} gives other logits once its weights are packed")

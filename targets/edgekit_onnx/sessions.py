@@ -109,7 +109,7 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
     return session
 
 
-def open_bytes(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
+def open_graph(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
     """Open a graph from its bytes, with weights in `folder`."""
     chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     return open_session(data, provider, chosen)

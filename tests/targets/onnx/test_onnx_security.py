@@ -42,7 +42,7 @@ def onnxruntime_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> None:
         pytest.fail("onnxruntime was asked to open a bad graph")
 
-    monkeypatch.setattr("edgekit_onnx.loading.open_bytes", opened)
+    monkeypatch.setattr("edgekit_onnx.loading.open_graph", opened)
 
 
 def rewrite(files: Path, change: Change, name: str = "body-0-1.onnx") -> None:
@@ -272,7 +272,7 @@ def test_plan_of_another_model_is_refused(sealed: Model, tmp_path: Path) -> None
 def test_audited_bytes_are_opened(sealed: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is replaced between the audit and the opening is not run."""
     files = sealed.copied(tmp_path).files
-    real, opened = sessions.open_bytes, []
+    real, opened = sessions.open_graph, []
 
     def watch(folder: Path, graph: Any, provider: Any, chosen: Any) -> Any:
         for name in ("body-0-1.onnx", "body-1-3.onnx", "head.onnx"):
@@ -281,7 +281,7 @@ def test_audited_bytes_are_opened(sealed: Model, tmp_path: Path, monkeypatch: py
         return real(folder, graph, provider, chosen)
 
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    monkeypatch.setattr("edgekit_onnx.loading.open_bytes", watch)
+    monkeypatch.setattr("edgekit_onnx.loading.open_graph", watch)
     OnnxTarget().open(sealed.plan, files).close()
     assert all(isinstance(graph, bytes) for graph in opened)
 
