@@ -69,7 +69,8 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
     """Return the terms of a decoder or an encoder."""
     if load.backend == "cuda":
         return usual_terms(load, arrays=_CUDA_ARRAYS, layer_bytes=_rule_bytes(load.model))
-    weights = load.weights(mapped=1.0, copied=0.0, disk=0.0)
+    in_file = load.facts.model_copy(update=_IN_FILE)
+    weights = load.weights(mapped=1.0, copied=0.0, in_file=in_file)
     caches, runtime = load.caches(CACHE), load.runtime(_GRAPH_BYTES + _rule_bytes(load.model))
     library = sized("runtime_bytes", _LIBRARY_BYTES, "of library")
     later, deriving = [*weights, *runtime[2:], library, caches], DERIVING_BYTES if load.kv_bits < 32 else 0
@@ -81,7 +82,7 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
     return [
         *weights,
         tables,
-        *_files(load, tables),
+        *_files(load, tables, in_file),
         sized("mapped_weights_bytes", rows, "of rows that tokens look up"),
         sized("mapped_weights_bytes", again, "of rows that are mapped a second time for the head"),
         caches,
@@ -94,12 +95,11 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
     ]
 
 
-def _files(load: MemoryLoad, tables: Term) -> list[Term]:
-    """Return the files of the artifact, and the weights that devices keep as packed for their processor."""
-    stored = stored_weight_bytes(load.model, load.recipe, load.facts.model_copy(update=_IN_FILE))
+def _files(load: MemoryLoad, tables: Term, in_file: MemoryFacts) -> list[Term]:
+    """Return the files of the artifact without weights, and weights that devices keep as packed for their processor."""
+    stored = stored_weight_bytes(load.model, load.recipe, in_file)
     packed = round(stored * (OWN_PACKED_SHARE if load.facts.packs_itself else PACKED_SHARE))
     return [
-        Term("disk_bytes", stored, f"{stored:,} of weights with scales of 16 bits"),
         sized("disk_bytes", tables.bytes + _GRAPH_FILE_BYTES * len(load.model.layers), "of tables and graphs"),
         sized("disk_bytes", packed, "packed for the processor at the first opening"),
         Term("cached_disk_bytes", packed, "packed weights"),
