@@ -97,7 +97,7 @@ def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation
     return (
         f"{plan.model.name} as {plan.built_as}, "
         f"context {runtime.kv_config.capacity_tokens:,}, "
-        f"{show_bytes(plan.estimate.total_bytes)} of memory predicted\n"
+        f"{show_bytes(plan.estimate.private_bytes)} of private memory predicted\n"
         f"{', '.join(chosen)}\n"
         f"/help lists commands; {_QUOTES} begins a text of several lines; ctrl-C stops"
     )

@@ -106,7 +106,7 @@ def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict
         "fits": True,
         "as": plan.built_as,
         "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
-        "needs": show_bytes(plan.estimate.total_bytes),
+        "needs": show_bytes(plan.estimate.private_bytes),
         "speed": plan.speed.decode_tokens_per_s,
         "range": plan.speed.decode.show(),
         "origin": plan.speed.origin,

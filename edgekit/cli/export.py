@@ -155,7 +155,7 @@ def _print(artifact: Artifact) -> None:
         f"{artifact.folder}: {plan.model.name} for {plan.device} as {plan.built_as}",
         f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}",
         f"  self-check: {artifact.manifest.self_check}",
-        f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"
+        f"  predicted: {show_bytes(plan.estimate.private_bytes)} of private memory for {plan.context:,} tokens,"
         f" {plan.speed.show()}",
         *(f"  note: {note}" for note in plan.all_notes),
     ]

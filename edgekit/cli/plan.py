@@ -128,7 +128,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
             plan.device,
             "fits",
             plan.built_as,
-            show_bytes(plan.estimate.total_bytes),
+            show_bytes(plan.estimate.private_bytes),
             plan.speed.decode.show(),
             plan.quality.show(),
             show_bytes(plan.budget_bytes),
@@ -137,7 +137,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
         for plan in plans
     ]
     rows += [(device, "NO", "", "", "", "", "", "") for device in refused]
-    head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
+    head = ("device", "fits", "build", "private", "tok/s", "quality", "allowed", "kept")
     columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
     click.echo("tok/s: a range; quality: how often the likeliest token stays; ~ marks a prior")

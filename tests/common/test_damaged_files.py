@@ -108,8 +108,6 @@ def test_an_operation_survives_failing_calls(operations: str, most: int, tmp_pat
     assert len(cases) == 8 * len(operations.split()) and sum(cases) >= 3 * len(operations.split())
 
 
-def test_a_folder_that_cannot_be_read_is_written_without_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_written_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "open_folder", lambda path: os.open(path / "nowhere", os.O_RDONLY))
     assert staging_for(tmp_path / "made", 0).is_dir()

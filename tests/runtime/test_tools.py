@@ -151,6 +151,7 @@ def one(name: str, arguments: dict[str, Any], key: str = "arguments") -> str:
 
 
 WRITTEN = [
+    lambda a, b: f"<tool_call>{{{one('weather', a)}}}</tool_call><tool_call>{{{one('add', b)}}}</tool_call>",
     lambda a, b: f"<tool_call>\n{one('weather', a)}\n</tool_call>\n<tool_call>{one('add', b)}</tool_call>",
     lambda a, b: f"Let me look.<tool_call>{one('weather', a)}</tool_call><tool_call>{one('add', b)}",
     lambda a, b: f"[TOOL_CALLS][{one('weather', a)}, {one('add', b)}]",
@@ -189,7 +190,7 @@ def test_a_marker_inside_an_argument_ends_nothing(write: Any, marker: str) -> No
         agree(deltas, calls)
 
 
-@pytest.mark.parametrize("write", WRITTEN[:7])
+@pytest.mark.parametrize("write", WRITTEN[:8])
 def test_arguments_come_while_they_are_written(write: Any) -> None:
     text = write({"city": "Bergen", "days": [1, 2]}, {"a": 1, "b": 2})
     deltas, calls, brought = read(text, list(range(1, len(text))))

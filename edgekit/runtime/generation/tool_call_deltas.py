@@ -137,7 +137,9 @@ class ArgumentScanner:
         if here is not None and here.key in _ARGUMENTS and here.name in self._names and not is_list:
             self._name, self._depth, self._call = here.name, 1, self._call + 1
             return
-        if here is not None and not here.is_list and here.key != "function":
+        # A published template shows its calls with doubled braces.
+        is_doubled = len(self._open) == 1 and not (is_list or self._open[0].key or self._after_string)
+        if here is not None and not here.is_list and here.key != "function" and not is_doubled:
             self._is_dead = True  # arguments before their name, or no call
             return
         self._open.append(_Object(is_list))

@@ -128,8 +128,8 @@ def _calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
     """Read `text` as one JSON call, a list of calls, or several in a row. Returns no calls for any other text."""
     calls: list[ToolCall] = []
     rest = text.strip()
-    surplus = "}" if rest.startswith("{{") else ""  # a published template shows its calls with doubled braces
-    rest = rest[len(surplus) :]
+    surplus = "}" if re.match(r"\{\s*\{", rest) else ""  # a published template shows its calls with doubled braces
+    rest = rest[len(surplus) :].lstrip()
     while rest:
         try:
             value, stop = _DECODER.raw_decode(rest)

@@ -121,7 +121,6 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
 
 
 def test_opening_copies_a_slice_of_the_head_and_nothing_where_edgekit_packs() -> None:
-    """Of a head with 254 million weights in 8 bits."""
     model, recipe = model_from_config(QWEN_35_SMALL, "qwen", "config.json"), named_recipe("s4-g32")
     model = model.model_copy(update={"layers": (model.layers[3],) * 4})
     opening = []

@@ -195,9 +195,7 @@ def test_damaged_packed_weights_are_rebuilt(sealed: Model, home: Path, damage: s
 
 
 @pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float32"])
-def test_a_large_head_is_opened_in_slices(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
-) -> None:
+def test_a_large_head_is_opened_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     whole = onnx_model("llama", recipe, FAST, config={"tie_word_embeddings": False}, chunk_tokens=64)
     monkeypatch.setattr("edgekit_onnx.packing.SLICE_BYTES", 1)
     export(whole.plan, whole.weights, tmp_path, lambda done, total, what: None)
