@@ -46,3 +46,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a test its own cache and facts of the machine."""
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let onnxruntime's own operators compute, of which exact mode needs its rule."""
+    monkeypatch.setenv("EDGEKIT_KERNELS", "off")

@@ -19,7 +19,7 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.engine import Chunk
 
 # The package takes 290 MB, so it is installed by tests that may take long.
-pytestmark = [pytest.mark.onnx, pytest.mark.long]
+pytestmark = [pytest.mark.onnx, pytest.mark.long, pytest.mark.usefixtures("own_operators")]
 EXAMPLE = Path(__file__).parents[2] / "examples/node"
 UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ERR_SOCKET_TIMEOUT")
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:")
