@@ -138,21 +138,22 @@ class MemoryLoad(NamedTuple):
         """Return the most tokens of one call with room for `capacity`. Checkpoints of a recurrent part cut chunks."""
         return min(capacity, self.chunk_tokens, checkpoint_tokens(self.model) or self.chunk_tokens)
 
-    def weights(self, *, mapped: float = 0.0, copied: float = 1.0, in_file: MemoryFacts | None = None) -> list[Term]:
-        """Return the weights as they are stored: the shares of them that are mapped and copied, and those on disk.
+    def weights(
+        self, *, mapped: float = 0.0, copied: float = 1.0, disk: float = 1.0, in_file: MemoryFacts | None = None
+    ) -> list[Term]:
+        """Return the weights as they are stored: the shares of them that are mapped, copied, and on disk.
 
         Per-layer embeddings that stay in the file are mapped by rows. `in_file`: how files store them, if otherwise.
         """
         given = self.model, self.recipe, self.facts
         by_rows, stored = by_rows_bytes(*given), stored_weight_bytes(*given)
-        in_files = round(stored_weight_bytes(*given[:2], in_file or self.facts) * max(1.0, copied))
         weights, copied = stored - by_rows, copied + self.facts.copied_share
         own = f"of rows of the per-layer embeddings, whose {show_bytes(by_rows)} stay in the file"
         return [
             Term("mapped_weights_bytes", round(weights * mapped), f"{weights:,} stored × {mapped:g} mapped"),
             sized("mapped_weights_bytes", rows_read_bytes(*given, self.positions), own),
             Term("private_weights_bytes", round(weights * copied), f"{weights:,} stored × {copied:g} copied"),
-            sized("disk_bytes", in_files, "of weights"),
+            sized("disk_bytes", round(stored_weight_bytes(*given[:2], in_file or self.facts) * disk), "of weights"),
             sized("disk_bytes", TOKEN_FILE_BYTES * self.model.vocab_size, "of tokens"),
         ]
 

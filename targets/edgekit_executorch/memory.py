@@ -73,7 +73,8 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
     model = load.model
     looked_up, multiplied = weight_shares(model, load.recipe, load.backend)
     if load.backend != "xnnpack":
-        weights = load.weights(copied=looked_up + multiplied)
+        copied = looked_up + multiplied
+        weights = load.weights(copied=copied, disk=copied)
         return usual_terms(load, weights, LayerArrays(bits=_float_bits(load.backend)))
     # A smaller cache is a part of the one that was built, whose whole memory is allocated.
     built = load if load.built_tokens is None else load._replace(held_tokens=load.built_tokens)
