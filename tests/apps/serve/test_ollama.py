@@ -64,7 +64,6 @@ def test_models_are_listed(client: ollama.Client) -> None:
         ("generate", {"model": "tiny", "prompt": "x", "template": "y"}, 400),
         ("pull", {"model": "tiny"}, 501),
         ("create", {"model": "tiny"}, 501),
-        ("embed", {"model": "tiny", "input": "x"}, 400),
     ],
 )
 def test_refusals_have_the_form_of_the_api(served: Served, path: str, body: dict[str, Any], status: int) -> None:
