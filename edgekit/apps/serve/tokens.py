@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-def _given(name: str, kind: str) -> dict[str, JsonValue]:
-    return {"required": [name], "properties": {name: {"type": kind}}}
+_ONE: list[JsonValue] = [
+    {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+    {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+]
 
 
 class TokenizeBody(ApiFields):
     """A text, or messages for the chat template."""
 
     model: Name | None = None
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("prompt", "string"), _given("messages", "array")]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE})
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None

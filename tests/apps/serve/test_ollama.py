@@ -63,7 +63,6 @@ def test_models_are_listed(client: ollama.Client) -> None:
         ("chat", {"model": "tiny", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400),
         ("generate", {"model": "tiny", "prompt": "x", "template": "y"}, 400),
         ("pull", {"model": "tiny"}, 501),
-        ("create", {"model": "tiny"}, 501),
     ],
 )
 def test_refusals_have_the_form_of_the_api(served: Served, path: str, body: dict[str, Any], status: int) -> None:

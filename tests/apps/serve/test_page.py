@@ -38,8 +38,6 @@ def test_every_body_that_is_read_is_described() -> None:
         assert {path for path, kinds in document["paths"].items() if "post" in kinds} == posted
         model = document["components"]["schemas"]["ChatBody"]["properties"]["model"]
         assert model["anyOf"][0]["examples"] == ["tiny"]
-        names = set(re.findall(r'"#/components/schemas/(\w+)"', httpx.get(f"{served.url}/openapi.json").text))
-        assert names <= set(document["components"]["schemas"])
 
 
 def texts(tab: Browser, selector: str) -> list[str]:
