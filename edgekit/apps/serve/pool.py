@@ -17,7 +17,7 @@ from edgekit.apps.serve.problems import ApiError, api_error
 from edgekit.apps.serve.settings import ServerSettings
 from edgekit.common.footprint import footprint, return_unused
 from edgekit.common.free_memory import free_memory
-from edgekit.common.log import log, warn
+from edgekit.common.log import log
 from edgekit.common.options import one_of
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
@@ -335,7 +335,7 @@ class ModelPool:
             except (EdgekitError, OSError) as error:
                 if self._tells_failures:
                     self._tells_failures = False
-                    warn(f"prefixes are not kept: {error}")
+                    log.warning("prefixes are not kept: %s", error)
 
     def _restored(self, runtime: Runtime) -> Runtime:
         """Return the runtime after loading the prefixes that were saved for its artifact."""

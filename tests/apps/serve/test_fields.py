@@ -14,7 +14,7 @@ import httpx
 import pytest
 from hostile_requests import BODIES, Described
 from pydantic import ValidationError
-from serving import Served, serving
+from serving import Served
 
 import edgekit.apps.serve
 from edgekit.apps.serve.fields import ApiFields, OwnFields, WithoutEffect
@@ -60,12 +60,6 @@ def test_every_field_is_read_or_without_effect() -> None:
     # Kinds are checked by their types; a description of a form is for people; a refusal has no text to read.
     by_type = {"MessageCall.type", "ChatBody.modalities"}
     assert unread <= {"JsonSchema.description", "ChatMessage.refusal", "JsonSchema.name"} | by_type
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(ollama=True) as found:
-        yield found
 
 
 def post(served: Served, path: str, body: Any, **headers: str) -> httpx.Response:

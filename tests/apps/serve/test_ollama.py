@@ -15,12 +15,6 @@ OPTIONS: Any = {"num_predict": 12, "temperature": 1, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(ollama=True) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[ollama.Client]:
     found = ollama.Client(host=served.url)
     yield found
