@@ -31,6 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact of the fake target, which is installed for the test."""
+    from fake_artifacts import install, make_artifact
+
+    install(tmp_path / "site", monkeypatch)
+    return make_artifact(tmp_path / "artifact")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of data/long_tests.txt; begin with the files that take longest, so that no worker ends late."""

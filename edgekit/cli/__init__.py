@@ -12,10 +12,12 @@ import os
 import pkgutil
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
+from edgekit.common.files import fix_of
 from edgekit.errors import DoesNotFit, EdgekitError, Unsupported, near_names, printable, quote_short
 from edgekit.plugins import foreign_package_in, installed_commands, is_of_edgekit
 
@@ -203,8 +205,8 @@ def main(arguments: list[str] | None = None) -> None:
         if error.errno == errno.ENOMEM:
             _end(_OUT_OF_MEMORY)
         if error.filename is not None:
-            name = quote_short(os.fsdecode(error.filename), 200)
-            _end(f"{name}: {error.strerror}; check the path and its permissions")
+            name = os.fsdecode(error.filename)
+            _end(f"{quote_short(name, 200)}: {error.strerror}; {fix_of(error, Path(name))}")
         if error.errno not in _NOT_OUR_FAULT:
             _end_or_raise(error)
         _end(f"{error.strerror}; check the disk and the limits of this user (`ulimit -a`)")

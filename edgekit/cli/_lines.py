@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import click
 
 from edgekit.cli._progress import progress_display
+from edgekit.common.files import not_read
 from edgekit.common.parsing import parse_json
 from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
@@ -73,7 +74,7 @@ class LineFile(Generic[Line]):
                     names.add(line.name)
                     yield line
         except OSError as error:
-            raise InvalidInput(f"{self._path}: cannot be read: {error.strerror}; check the path") from error
+            raise not_read(self._path, error) from error
 
 
 def check_keys(line: dict[str, Any], where: str, known: Collection[str]) -> None:

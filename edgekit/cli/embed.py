@@ -33,7 +33,8 @@ class EmbedOptions(Frozen):
     """The options of `Runtime.embed`."""
 
     pooling: Pooling | None = Field(
-        default=None, description="How token vectors become one text vector; without it, as the model's files say."
+        default=None,
+        description="How token vectors become one text vector; without it, as the model's files say, else mean.",
     )
     prompt: str | None = Field(
         default=None, description="The name of one of the model's prompts, which is put before each text."

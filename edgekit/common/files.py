@@ -47,6 +47,20 @@ def user_profiles() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgekit" / "profiles"
 
 
+def fix_of(error: OSError | ValueError, path: Path) -> str:
+    """Return what to do about a call of the system that failed on a path."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return "free memory, or raise the limits of this user (`ulimit -a`)"
+    is_ours = number in (errno.EROFS, errno.EACCES, errno.ENOTDIR) and home() in (path, *path.parents)
+    return "set EDGEKIT_HOME to a folder that can be written" if is_ours else "check the path and its permissions"
+
+
+def not_read(path: Path, error: OSError | ValueError) -> InvalidInput:
+    """Return the error for a file that cannot be read."""
+    return InvalidInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; {fix_of(error, path)}")
+
+
 def is_shared(path: Path, info: os.stat_result) -> bool:
     """Return True for a file with hard links: through another one, another user could rewrite checked bytes.
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from edgekit.common.files import open_regular
+from edgekit.common.files import not_read, open_regular
 from edgekit.common.units import show_bytes
 from edgekit.errors import InvalidInput, quote_short
 
@@ -39,8 +39,7 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
                 raise InvalidInput(f"{path}: {show_bytes(size)} is more than the {show_bytes(limit_bytes)} allowed")
             return file.read(limit_bytes)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidInput(f"{path}: cannot be read: {reason}; check the path") from error
+        raise not_read(path, error) from error
 
 
 def read_text(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -68,6 +68,11 @@ class StateBase(ABC):
     def num_replayed(self) -> int:
         return 0 if self.recurrent is None else self.position - self.recurrent.position
 
+    @property
+    def kept(self) -> int:
+        """The number of tokens of this call to include in the recurrent part."""
+        return 0 if self.recurrent is None else self.recurrent.kept
+
     def rewind(self, count: int) -> None:
         most = self._owner.capabilities.max_rewind
         if most is not None and count > most:

@@ -13,13 +13,13 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from edgekit.common.files import open_regular
+from edgekit.common.files import not_read, open_regular
 from edgekit.common.system import release_pages
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.gguf_types import REFUSED, TYPES, dequantise, integers
@@ -98,7 +98,7 @@ class GgufTensor(NamedTuple):
         return self.row_values // kind.values * kind.bytes
 
 
-class GgufFile:
+class GgufFile(AbstractContextManager["GgufFile"]):
     """One file: its metadata, and its tensors by their names in the file."""
 
     def __init__(
@@ -122,19 +122,14 @@ class GgufFile:
                 if info.st_size < 24:
                     raise InvalidInput(f"{path}: has {info.st_size} bytes, too few for a GGUF header; is it complete?")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
-        except ValueError as error:
-            raise InvalidInput(f"{path}: cannot be read: {error}; check the path") from error
+        except (OSError, ValueError) as error:
+            raise not_read(path, error) from error
         try:
             return _Header(path, mapped).read()
         except BaseException:
             with suppress(BufferError):
                 mapped.close()
             raise
-
-    def __enter__(self) -> GgufFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,7 @@ class GgufEntry(NamedTuple):
     bytes: int
 
 
-class GgufTensors:
+class GgufTensors(AbstractContextManager["GgufTensors"]):
     """The tensors of a GGUF model under Hugging Face's names, as float32; rows are dequantised on access.
 
     Has the methods of `TensorFolder` that quantisers and references use.
@@ -63,9 +64,6 @@ class GgufTensors:
         tensor = self._shard_of[view.source].tensors[view.source]
         is_matrix = len(tensor.shape) == 2 and not view.offset
         return TYPES[tensor.type_id].integer_format if is_matrix else None
-
-    def __enter__(self) -> GgufTensors:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

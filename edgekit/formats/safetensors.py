@@ -11,12 +11,13 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edgekit.common.files import open_regular
+from edgekit.common.files import not_read, open_regular
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.common.system import release_pages
 from edgekit.errors import InvalidInput, Unsupported, quote_short
@@ -84,7 +85,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 )
             header = file.read(length)
     except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
+        raise not_read(path, error) from error
     described = parse_json(header, f"{path}: header")
     described.pop("__metadata__", None)
     base = 8 + length
@@ -142,7 +143,7 @@ def refuse_pickle(path: Path) -> None:
         raise Unsupported(f"{path}: pickled weights can run code when they are opened; give safetensors instead")
 
 
-class TensorFolder:
+class TensorFolder(AbstractContextManager["TensorFolder"]):
     """The tensors of one safetensors file, or of shards with an index. Files are mapped, not copied."""
 
     integer_formats: Mapping[str, IntegerFormat] = {}  # of tensors that are read as integers with scales: none are
@@ -170,9 +171,6 @@ class TensorFolder:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             refuse_pickle(path)
         raise InvalidInput(f"{folder}: holds no model.safetensors and no {INDEX}; is this a model's folder?")
-
-    def __enter__(self) -> TensorFolder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

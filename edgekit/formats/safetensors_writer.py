@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 
 
-class TensorWriter:
+class TensorWriter(AbstractContextManager["TensorWriter"]):
     """Writes rows of the given tensors in any order; `seal` syncs the file and renames it to its final name.
 
     Disk space is reserved before the first write. Leaving the `with` block without `seal` removes the file.
@@ -51,9 +52,6 @@ class TensorWriter:
             except BaseException:
                 self.discard()
                 raise
-
-    def __enter__(self) -> TensorWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._sealed:

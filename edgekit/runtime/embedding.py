@@ -58,15 +58,13 @@ class EmbeddingOptions(TypedDict, total=False):
 
 
 def embedding_params(stated: TextEmbedding, width: int | None, options: EmbeddingOptions) -> EmbeddingParams:
-    """Complete the options of `embed` from the model's files. Raises `InvalidOption` if neither states the pooling."""
+    """Complete the options of `embed` from the model's files; where they state no pooling, it is the mean."""
     unknown = options.keys() - EmbeddingOptions.__annotations__.keys()
     if unknown:
         raise unknown_option(min(unknown), EmbeddingOptions.__annotations__)
     if width is None:
         raise Unsupported("embed: this engine gives no hidden states; export for the onnx target on the CPU")
-    pooling, dimensions = options.get("pooling") or stated.pooling, options.get("dimensions")
-    if pooling is None:
-        raise InvalidOption(f"pooling: the model's files state none; give one of {', '.join(POOLINGS)}")
+    pooling, dimensions = options.get("pooling") or stated.pooling or "mean", options.get("dimensions")
     if pooling not in POOLINGS:
         raise InvalidOption(f"pooling: {quote_short(pooling)} is not one of {', '.join(POOLINGS)}")
     if stated.dense and pooling == "max":

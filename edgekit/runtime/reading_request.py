@@ -33,6 +33,8 @@ class ReadingRequest(Request, ABC):
     generates = False
     reads_hidden: ClassVar[bool] = False
 
+    num_pending = 2  # more than one token, so that the scheduler treats the request as prefill until its end
+
     def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], second: int = 0) -> None:
         """`second`: the index of the first token of a pair's second text; 0 for a single text."""
         sampler = Sampler(Sampling(logit_bias={}), limits.capabilities.vocabulary, [])
@@ -51,11 +53,6 @@ class ReadingRequest(Request, ABC):
     @abstractmethod
     def end(self) -> None:
         """Make the result after the last chunk."""
-
-    @property
-    def num_pending(self) -> int:
-        """More than one token, so that the scheduler treats the request as prefill until its end."""
-        return 2
 
     def next_chunk(self, max_tokens: int) -> Chunk | None:
         """Return the next chunk, which asks for the rows that are read."""

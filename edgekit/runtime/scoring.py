@@ -58,6 +58,8 @@ class ScoringRequest(Request):
 
     generates = False
 
+    num_pending = 2  # more than one token, so that the scheduler treats the request as prefill until its end
+
     def __init__(self, limits: RequestLimits, codec: Codec, branches: Sequence[Branch], top: int = 0) -> None:
         self._branches, self._num_top = list(branches), top
         longest = max((branch.tokens for branch in self._branches), key=len)
@@ -72,11 +74,6 @@ class ScoringRequest(Request):
         super().start(state)
         self.scores.clear()
         self._begin_branch()
-
-    @property
-    def num_pending(self) -> int:
-        """More than one token, so that the scheduler treats the request as prefill until its end."""
-        return 2
 
     def next_chunk(self, max_tokens: int) -> Chunk | None:
         """Return the next chunk, of the prompt without logits, or of the current branch with logits for each token."""

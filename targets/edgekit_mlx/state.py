@@ -65,11 +65,6 @@ class MlxState(StateBase):
         """The rotary position of the next token."""
         return self._origin + self.length
 
-    @property
-    def kept(self) -> int:
-        """The number of tokens of this call to include in the recurrent part."""
-        return 0 if self.recurrent is None else self.recurrent.kept
-
     def arrays(self) -> list[mx.array]:
         return [array for cache in self.caches for array in cache.arrays]
 

@@ -39,11 +39,6 @@ class OnnxState(StateBase):
         """The sessions that run this state, and their constant inputs."""
         return self.table.running
 
-    @property
-    def kept(self) -> int:
-        """The number of tokens of this call to include in the recurrent part."""
-        return 0 if self.recurrent is None else self.recurrent.kept
-
     def is_before(self, other: OnnxState) -> bool:
         """Return True if `other` has the next slot of the same arena."""
         return self.table is other.table and self.slot + 1 == other.slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -9,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf_files
 import pytest
 
 from edgekit.cli import main
 from edgekit.cli._console import draw
-from edgekit.common.files import check_output, write_output
+from edgekit.common.files import check_output, not_read, write_output
 from edgekit.errors import InvalidInput
 from edgekit.model.source import open_source
 
@@ -198,3 +200,14 @@ def test_control_characters_of_others_are_escaped(
     assert capsys.readouterr().err == r"edgekit: the template says: \x1b[2J\x07\u202egnp.exe\x1b]0;x" + "\n"
     draw(("model",), [("a\x1b[31m",)])
     assert capsys.readouterr().out.split() == ["model", r"a\x1b[31m"]
+
+
+def test_a_home_that_cannot_be_written_is_named_and_a_limit_is_no_fault_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf_files.write_family(tmp_path / "a.gguf", "llama")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "a.gguf" / "home"))
+    code, said = told(capsys, "run", str(tmp_path / "a.gguf"), "the cat")
+    assert code == 2 and "set EDGEKIT_HOME to a folder that can be written" in said
+    for number in (errno.ENOMEM, errno.EMFILE):
+        assert "ulimit -a" in str(not_read(tmp_path, OSError(number, os.strerror(number))))

@@ -32,12 +32,6 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    install(tmp_path / "site", monkeypatch)
-    return make_artifact(tmp_path / "artifact")
-
-
 def batch(artifact: Path, lines: list[dict[str, Any]] | str, *options: str) -> Result:
     path = artifact.parent / "prompts.jsonl"
     path.write_text(lines if isinstance(lines, str) else "\n".join(map(json.dumps, lines)))

@@ -13,7 +13,7 @@ from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.cli import command
-from edgekit.errors import InvalidInput, InvalidOption, Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.parts import Reranking, TextEmbedding
 
 LINES = [
@@ -215,8 +215,3 @@ def test_bad_lines_are_refused_before_any_is_embedded(embedded: Path, file: str,
     (embedded / file).write_bytes(content)
     result = embed(embedded, file, "--pooling", "mean")
     assert isinstance(result.exception, InvalidInput) and said in str(result.exception)
-
-
-def test_unknown_pooling_must_be_given(embedded: Path) -> None:
-    result = embed(embedded, "texts.txt")
-    assert isinstance(result.exception, InvalidOption) and "pooling" in str(result.exception)

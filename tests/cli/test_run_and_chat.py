@@ -16,7 +16,7 @@ from threading import Event
 
 import pytest
 from click.testing import CliRunner
-from fake_artifacts import install, make_artifact
+from fake_artifacts import make_artifact
 from rich.console import Console
 
 import edgekit
@@ -29,12 +29,6 @@ from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
 GREEDY = ("--temperature", "0")
 BIN = [sys.executable, "-m", "edgekit"]
-
-
-@pytest.fixture
-def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    install(tmp_path / "site", monkeypatch)
-    return make_artifact(tmp_path / "artifact")
 
 
 def edgekit_cli(*arguments: str | Path, stdin: str | None = None, code: int = 0) -> tuple[str, str]:

@@ -7,71 +7,79 @@ have a status of 500 or more but 501 and 503, and every refusal must have the fo
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from pydantic.json_schema import models_json_schema
 
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
-        "max_tokens": 2, "temperature": 0.5, "seed": 1, "stop": ["x"], "n": 1, "logprobs": True, "top_logprobs": 1,
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-        "tool_choice": "auto", "logit_bias": {"5": 1}, "stream": False, "response_format": {"type": "text"},
-        "chat_template_kwargs": {"a": 1}, "edgekit": {"top_k": 3},
-    },
-    "/v1/completions": {"prompt": ["a", [5, 6]], "max_tokens": 1, "logprobs": 1, "echo": True, "n": 1, "stream": False},
-    "/v1/responses": {
-        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}],
-        "max_output_tokens": 2, "tools": [{"type": "function", "name": "f"}], "text": {"format": {"type": "text"}},
-        "reasoning": {"effort": "low"}, "stream": True,
-    },
-    "/v1/messages": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 2,
-        "system": [{"type": "text", "text": "s"}], "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled", "budget_tokens": 5}, "stream": True,
-    },
-    "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True},
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
-    "/tokenize": {"prompt": "a", "add_special_tokens": False},
-    "/detokenize": {"tokens": [1, 2]},
-    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 2}},
-    "/api/generate": {"model": "tiny", "prompt": "a", "options": {"num_predict": 2, "stop": ["x"]}, "format": "json"},
-    "/api/show": {"model": "tiny"},
-}  # fmt: skip
+from edgekit.apps.serve import openapi
+from edgekit.apps.serve.embeddings import OllamaEmbed
+from edgekit.apps.serve.ollama import OllamaChat, OllamaGenerate
+
+BODIES = {**openapi.BODIES, "/api/chat": OllamaChat, "/api/generate": OllamaGenerate, "/api/embed": OllamaEmbed}
 STRANGE: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 2**70, 1.0, 0.5, -0.0, 1e308, "", "x", "\0", "\u202e",
-    "a" * 3000, "1", [], [None], [[]], [[[]]], {}, {"": ""}, {"type": "object"}, {"$ref": "#"}, {"type": "x" * 300},
-    "../../etc/passwd", "http://127.0.0.1:1/", "{{ 7 * 7 }}", [0] * 300, ["x"] * 300,
-    {"a": {"b": {"c": [1, {"d": 2}]}}},
+    None, True, 0, -1, 2**31, 2**70, 2.0, 0.5, 1e308, "", "x", "text", "\0", "\u202e", "a" * 3000, "../../etc/passwd",
+    "http://127.0.0.1:1/", "{{ 7 * 7 }}", [], [None], [[[]]], {}, {"": ""}, {"$ref": "#"}, {"type": "x" * 300},
+    ["x"] * 300, {"a": {"b": {"c": [1, {"d": 2}]}}},
 ]  # fmt: skip
 ALLOWED = frozenset({501, 503})
 
 
-def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Every place of a body: its container and its key."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        found.append((value, key))
-        places(value[key], found)
-    return found
+class Described:
+    """The schemas of all bodies, and values for each of their parts."""
+
+    def __init__(self) -> None:
+        asked = [(body, "validation") for body in BODIES.values()]
+        _, shared = models_json_schema(asked, ref_template="#/$defs/{model}")
+        self._shared: dict[str, Any] = shared["$defs"]
+
+    def allows(self, schema: dict[str, Any], value: Any) -> bool:
+        jsonschema = pytest.importorskip("jsonschema")
+        return bool(jsonschema.Draft202012Validator({**schema, "$defs": self._shared}).is_valid(value))
+
+    def values(self, schema: dict[str, Any]) -> Iterator[Any]:
+        """Yield strange values for a part, those at its bounds and over them, and those of its parts."""
+        yield from STRANGE
+        yield from ([schema["const"]] if "const" in schema else schema.get("enum", []))
+        for bound, over in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1)):
+            yield from (schema[bound], schema[bound] + over) if bound in schema else ()
+        for inner in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+            yield from self.values(inner)
+        if "$ref" in schema:
+            yield from self.values(self._shared[schema["$ref"].rpartition("/")[2]])
+        for value in self.values(schema["items"]) if "items" in schema else ():
+            yield [value]
+        parts = schema.get("properties", {})
+        whole = {name: self.one(name, parts[name]) for name in schema.get("required", ()) if name in parts}
+        yield from [whole] if parts else []
+        for name, part in parts.items():
+            yield from ({**whole, name: value} for value in self.values(part))
+
+    def one(self, name: str, schema: dict[str, Any]) -> Any:
+        """Return a value that the schema allows."""
+        return "tiny" if name == "model" else next(each for each in self.values(schema) if self.allows(schema, each))
+
+    def bodies(self, path: str) -> list[tuple[Any, bool]]:
+        """Return bodies for a path, and whether its schema allows them."""
+        schema = {"$ref": f"#/$defs/{BODIES[path].__name__}"}
+        different = {json.dumps(each): each for each in self.values(schema)}
+        return [(each, self.allows(schema, each)) for each in different.values()]
 
 
-def hostile(number: int) -> dict[str, Any]:
+def hostile(number: int, bodies: dict[str, list[Any]]) -> dict[str, Any]:
     """The arguments of one request."""
     draw = random.Random(number)
     path = draw.choice([*BODIES, *BODIES, "/v1/models", "/v1/models/a/b:c", "/metrics", "/nothing", "/v1/embeddings"])
-    body = copy.deepcopy(BODIES.get(path, {}))
-    for _ in range(draw.randint(1, 3)):
-        container, key = draw.choice(places(body, [(body, "extra")]))
-        if draw.random() < 0.2 and isinstance(container, dict):
-            container.pop(key, None)
-        else:
-            container[key] = copy.deepcopy(draw.choice(STRANGE))
+    body = draw.choice(bodies.get(path, [{}]))
+    if isinstance(body, dict):
+        body = {"max_tokens": 2, "max_output_tokens": 2, **body}
     data = json.dumps(body).encode()
     damage = draw.random()
     if damage < 0.1:
@@ -112,10 +120,11 @@ def complaint(path: str, method: str, answer: httpx.Response) -> str | None:
 
 def attack(url: str, numbers: range) -> tuple[Counter[int], list[str]]:
     """Send the requests of these numbers; return the statuses and the complaints."""
-    statuses, complaints = Counter[int](), []
+    statuses, complaints, described = Counter[int](), [], Described()
+    bodies = {path: [body for body, _ in described.bodies(path)] for path in BODIES}
     with httpx.Client(base_url=url, timeout=60) as client:
         for number in numbers:
-            request = hostile(number)
+            request = hostile(number, bodies)
             path = request.pop("path")
             answer = client.request(request.pop("method"), path, **request)
             statuses[answer.status_code] += 1

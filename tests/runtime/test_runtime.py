@@ -24,12 +24,6 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
 @pytest.fixture
-def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    install(tmp_path / "site", monkeypatch)
-    return make_artifact(tmp_path / "artifact")
-
-
-@pytest.fixture
 def runtime() -> Iterator[edgekit.Runtime]:
     with make_runtime() as opened:
         yield opened

@@ -40,6 +40,7 @@ _LARGE = 1 << 20
 
 # Of a large body: what is made of them takes far more memory than their text, and the interpreter's lock.
 _MOST_LISTS, _MOST_TEXTS, _MOST_VALUES = 32 << 10, 64 << 10, 512 << 10
+_PLAIN = re.compile(r"[!-+\--~]{1,64}")  # what a header can hold: a space at an end of it is no valid header
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 
 
@@ -132,7 +133,7 @@ class Call:
     def ignore(self, header: str, names: list[str]) -> None:
         """Add ignored field names to a header of the response."""
         headers = self.request.state.extra_headers
-        plain = [name for name in names if name.isascii() and name.isprintable() and len(name) <= 64]
+        plain = [name for name in names if _PLAIN.fullmatch(name)]
         if plain:
             known = headers.get(header, "").split(",")[:32]
             headers[header] = ",".join(dict.fromkeys([*known, *plain[:32]])).lstrip(",")

@@ -14,14 +14,15 @@ from edgekit import Piece
 from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.fields import (
+    WHOLE,
     ApiFields,
     Content,
     Name,
+    Real,
     SamplingFields,
-    Whole,
+    TokenLimit,
     WithoutEffect,
     arguments_of,
-    check_template_options,
     joined_system,
     refuse,
     text_of,
@@ -46,6 +47,9 @@ REFUSED = {
     "add_generation_prompt": "the prompt always ends where an answer begins",
     "continue_final_message": "every answer is a new message",
 }
+
+
+ChoiceName = Literal["none", "auto", "required"]
 
 
 class CallFunction(ApiFields):
@@ -101,6 +105,12 @@ class ChatMessage(ApiFields):
         return message | {key: value for key, value in {**named, "reasoning": reasoning}.items() if value is not None}
 
 
+class NamedFunction(ApiFields):
+    """The name of a function."""
+
+    name: Name
+
+
 class ChatTool(ApiFields):
     """A tool in OpenAI's form."""
 
@@ -108,90 +118,104 @@ class ChatTool(ApiFields):
     function: FunctionTool
 
 
+class ToolChoice(ApiFields):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(ApiFields):
+    """The tools that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[ToolChoice | NamedFunction], Field(max_length=128)]
+
+
+class AllowedChoice(ApiFields):
+    """A part of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class JsonSchema(ApiFields):
     """A named schema."""
 
     name: Name = "answer"
-    schema_: dict[str, JsonValue] | None = Field(default=None, alias="schema")
+    schema_: dict[str, JsonValue] = Field(alias="schema")
     strict: bool | None = None
     description: str | None = None
 
 
-class ResponseForm(ApiFields):
-    """The form that an answer must have."""
+class NamedForm(JsonSchema):
+    """An answer that follows a named schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["json_schema"]
+
+
+class PlainForm(ApiFields):
+    """An answer that is a text, or an object of JSON."""
+
+    type: Literal["text", "json_object"]
     schema_: dict[str, JsonValue] | None = Field(default=None, alias="schema")
 
-    def option(self) -> dict[str, Any]:
-        """Return the runtime option for this form."""
-        if self.type == "text":
-            return {}
-        if self.type == "json_object":
-            return {"schema": self.schema_ or {"type": "object", "additionalProperties": True}}
-        if self.json_schema is None or self.json_schema.schema_ is None:
-            raise invalid("response_format.json_schema.schema: is missing", "response_format")
-        return {"schema": self.json_schema.schema_}
+
+class SchemaForm(ApiFields):
+    """An answer that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+def form_option(form: PlainForm | SchemaForm | NamedForm | None) -> dict[str, Any]:
+    """Return the runtime option for the form of an answer."""
+    if form is None or form.type == "text":
+        return {}
+    found = form.json_schema.schema_ if isinstance(form, SchemaForm) else form.schema_
+    return {"schema": found or {"type": "object", "additionalProperties": True}}
 
 
 class ChatBody(SamplingFields):
     """The body of a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: TokenLimit | None = None
+    max_tokens: TokenLimit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    response_format: ResponseForm | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    response_format: Annotated[PlainForm | SchemaForm, Field(discriminator="type")] | None = None
     tools: Annotated[list[ChatTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, JsonValue] | None = None
+    tool_choice: ChoiceName | ToolChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=16)] | None = None
-    chat_template_kwargs: Annotated[dict[str, JsonValue], Field(max_length=32)] | None = None
-    modalities: list[str] | None = None
+    chat_template_kwargs: Annotated[dict[str, str | bool | int | Real], Field(max_length=32)] | None = None
+    modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
 
     def planned_tools(self) -> ToolPlan:
         """Return the tools for the template, and the schema of the call if the answer must be one."""
         tools = [tool.function for tool in self.tools or ()]
-        given, choice = self.tool_choice or "auto", ""
-        if isinstance(given, dict):
-            kind, inner = given.get("type"), given.get(str(given.get("type")))
-            if kind == "function" and isinstance(inner, dict) and isinstance(inner.get("name"), str):
-                choice = f"function:{inner['name']}"
-            elif kind == "allowed_tools" and isinstance(inner, dict):
-                tools, choice = _allowed(tools, inner)
-            else:
-                raise invalid("tool_choice: must name a function or allowed tools", "tool_choice")
-        else:
-            choice = given
+        given = self.tool_choice or "auto"
+        if isinstance(given, AllowedChoice):
+            listed = given.allowed_tools.tools
+            names = {each.function.name if isinstance(each, ToolChoice) else each.name for each in listed}
+            tools, given = [tool for tool in tools if tool.name in names], given.allowed_tools.mode
+        choice = f"function:{given.function.name}" if isinstance(given, ToolChoice) else given
         return plan_tools(tools, choice, parallel=self.parallel_tool_calls is not False)
 
     def template_options(self) -> dict[str, Any]:
         """Return variables for the chat template."""
-        given = check_template_options(self.chat_template_kwargs)
+        given = self.chat_template_kwargs or {}
         if self.reasoning_effort == "none":
             return {"enable_thinking": False, **given}
         return {"reasoning_effort": self.reasoning_effort, **given} if self.reasoning_effort else given
-
-
-def _allowed(tools: list[FunctionTool], allowed: dict[str, Any]) -> tuple[list[FunctionTool], str]:
-    """Return the tools that `allowed` names, and its mode."""
-    listed, mode = allowed.get("tools"), allowed.get("mode", "auto")
-    if not isinstance(listed, list) or mode not in ("auto", "required"):
-        raise invalid("tool_choice.allowed_tools: must have a mode and tools", "tool_choice")
-    inner = [each.get("function", each) for each in listed if isinstance(each, dict)]
-    names = {str(each.get("name")) for each in inner if isinstance(each, dict)}
-    return [tool for tool in tools if tool.name in names], mode
 
 
 async def chat_completions(call: Call) -> Response | EventStream:
     """Answer a conversation."""
     body = await call.body(ChatBody)
     refuse(body, REFUSED)
-    if any(each != "text" for each in body.modalities or ()):
-        raise invalid("modalities: this model writes text only", "modalities", "unsupported_parameter")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs: needs logprobs", "top_logprobs")
     model = await call.model(body.model)
@@ -200,7 +224,7 @@ async def chat_completions(call: Call) -> Response | EventStream:
     options["max_tokens"] = body.max_completion_tokens or body.max_tokens
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    form = body.response_format.option() if body.response_format else {}
+    form = form_option(body.response_format)
     if plan.is_forced and form:
         raise invalid("response_format: the answer is a call; leave out one of tool_choice and it", "response_format")
     options |= {"schema": plan.schema} if plan.is_forced else form

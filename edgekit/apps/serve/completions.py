@@ -14,7 +14,7 @@ from edgekit import Logprob, Score
 from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
 from edgekit.apps.serve.chat import usage_content
-from edgekit.apps.serve.fields import SamplingFields, TokenNumber, Whole, refuse
+from edgekit.apps.serve.fields import WHOLE, SamplingFields, TokenNumber, listed, refuse
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import error_content, invalid
 
@@ -37,19 +37,12 @@ class CompletionBody(SamplingFields):
     """The body of a completion."""
 
     prompt: str | TokenList | Annotated[list[str | TokenList], Field(min_length=1, max_length=MOST_PROMPTS)]
-    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 31), WHOLE] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: bool | None = None
-    best_of: Annotated[Whole, Field(ge=0, le=128)] | None = None
+    best_of: Annotated[int, Field(ge=0, le=128), WHOLE] | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-
-    def prompts(self) -> list[str | list[int]]:
-        """Return every prompt. A list of numbers is one prompt of tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        numbers = [each for each in self.prompt if isinstance(each, int)]
-        return [numbers] if numbers else [each for each in self.prompt if not isinstance(each, int)]
 
 
 async def completions(call: Call) -> Response | EventStream:
@@ -60,7 +53,7 @@ async def completions(call: Call) -> Response | EventStream:
         raise invalid("best_of: only as many as n are made; leave it out", "best_of", "unsupported_parameter")
     model = await call.model(body.model)
     codec, writer = model.runtime.runtime.codec, CompletionWriter(model, body)
-    prompts = body.prompts()
+    prompts = listed(body.prompt)
     if len(prompts) * body.choices > MOST_ANSWERS:
         raise invalid(f"n: {MOST_ANSWERS} answers at most, over all prompts", "n")
     adds, most = body.add_special_tokens is not False, model.runtime.runtime.most_prompt_tokens

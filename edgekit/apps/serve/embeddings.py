@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from edgekit.apps.serve.call import Call, json_response
 from edgekit.apps.serve.completions import TokenList
-from edgekit.apps.serve.fields import ApiFields, Name, Whole, WithoutEffect
+from edgekit.apps.serve.fields import WHOLE, ApiFields, Name, OwnFields, WithoutEffect, listed
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.ollama import OllamaBody
-from edgekit.apps.serve.problems import invalid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,10 +26,17 @@ if TYPE_CHECKING:
 Job = TypeVar("Job", bound="ReadingJob[Any, Any]")
 Result = TypeVar("Result")
 MOST_TEXTS = 2048  # OpenAI's limit
-# Options of `Runtime.embed` under `edgekit`.
-_OWN: dict[str, type] = {"pooling": str, "normalise": bool, "prompt": str, "truncate": bool}
-_Dimensions = Annotated[Whole, Field(ge=1, le=1 << 24)]
+_Dimensions = Annotated[int, Field(ge=1, le=1 << 24), WHOLE]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class EmbeddingFields(OwnFields):
+    """Options of `Runtime.embed`."""
+
+    pooling: Literal["mean", "last", "cls", "max"] | None = None
+    normalise: bool | None = None
+    prompt: str | None = None
+    truncate: bool | None = None
 
 
 class EmbeddingBody(ApiFields):
@@ -40,20 +46,9 @@ class EmbeddingBody(ApiFields):
     input: str | TokenList | Annotated[list[str | TokenList], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: _Dimensions | None = None
-    edgekit: dict[str, JsonValue] | None = None
+    edgekit: EmbeddingFields | None = None
 
     user: WithoutEffect = None
-
-    def texts(self) -> list[str | list[int]]:
-        """Return every text. A list of numbers is one text of tokens."""
-        if isinstance(self.input, str):
-            return [self.input]
-        numbers = [each for each in self.input if isinstance(each, int)]
-        return [numbers] if numbers else [each for each in self.input if not isinstance(each, int)]
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of `Runtime.embed`."""
-        return {**own_options(self.edgekit, _OWN), "dimensions": self.dimensions}
 
 
 class OllamaEmbed(OllamaBody):
@@ -82,7 +77,8 @@ async def embeddings(call: Call) -> Response:
     """Return one vector for each text, in the order of the texts."""
     body = await call.body(EmbeddingBody)
     model = await call.model(body.model)
-    found = await embed(call, model, body.texts(), body.options())
+    options = {**OwnFields.of(body.edgekit), "dimensions": body.dimensions}
+    found = await embed(call, model, listed(body.input), options)
     as_text = body.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": _base64(vector) if as_text else vector.tolist()}
@@ -144,15 +140,6 @@ async def read_texts(
         result = await wait(job)
     call.ignore("x-edgekit-model", [model.name])
     return result, tokens
-
-
-def own_options(given: dict[str, JsonValue] | None, known: Mapping[str, type]) -> dict[str, Any]:
-    """Return the options under `edgekit` in a body. Raises an error for an unknown one, or for one of another type."""
-    for name, value in (given or {}).items():
-        if name not in known or not isinstance(value, known[name]):
-            wanted = known.get(name, str).__name__
-            raise invalid(f"edgekit.{name[:64]}: unknown, or not a {wanted}; known: {', '.join(known)}", "edgekit")
-    return dict(given or {})
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
@@ -12,25 +12,24 @@ from edgekit.apps.serve.problems import ApiError, invalid, not_offered
 from edgekit.common.bounds import MAX_SEED
 
 MOST_CHOICES = 8
-# Options that a request may set under `edgekit`, in addition to the options of its API.
-OWN_OPTIONS = frozenset(
-    {
-        "top_k", "min_p", "typical_p", "repetition_penalty", "ignore_eos", "stop_tokens", "regex", "grammar",
-        "drafting", "context", "window", "sinks", "keep", "thinking_tokens",
-    }
-)  # fmt: skip
 
 
 def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_integral)]
-"""A whole number; JSON may write it as 1.0."""
+WHOLE = BeforeValidator(_integral)
+"""JSON may write a whole number as 1.0. Stands after the bounds of an int, which the described API has only there."""
 Name = Annotated[str, Field(max_length=256)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
+Bias = Annotated[Real, Field(ge=-100, le=100)]
+_NO_OTHERS = {"additionalProperties": False}  # which the pattern of keys alone does not say
 StopText = Annotated[str, Field(max_length=1024)]
-TokenNumber = Annotated[Whole, Field(ge=0)]
+TokenLimit = Annotated[int, Field(ge=1, le=1 << 31), WHOLE]
+TokenText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenNumber = Annotated[int, Field(ge=0), WHOLE]
+# Fields that are the runtime's options.
+_AS_THEY_ARE = {"temperature", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "ignore_eos"}
 _WITHOUT_EFFECT = "without effect"
 _MOST_IGNORED = 32  # names of fields that a response lists
 WithoutEffect = Annotated[JsonValue, _WITHOUT_EFFECT]
@@ -64,10 +63,39 @@ class ApiFields(BaseModel):
 
     def names_tokens(self) -> bool:
         """Return True if the body has token ids, which mean something else to another model."""
-        own = getattr(self, "edgekit", None) or {}
-        return any(getattr(self, name, None) for name in ("logit_bias", "stop_token_ids")) or bool(
-            own.get("stop_tokens")
-        )
+        named = (getattr(self, name, None) for name in ("logit_bias", "stop_token_ids"))
+        return any(named) or bool(getattr(getattr(self, "edgekit", None), "stop_tokens", None))
+
+
+class OwnFields(ApiFields):
+    """Options that a request may set under `edgekit`, in addition to the fields of its API."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @staticmethod
+    def of(own: OwnFields | None) -> dict[str, Any]:
+        """Return the given options."""
+        return own.model_dump(exclude_none=True) if own else {}
+
+
+class OwnOptions(OwnFields):
+    """Options of an answer."""
+
+    top_k: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
+    min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[Real, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[Real, Field(ge=0.01, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_tokens: Annotated[list[TokenNumber], Field(max_length=256)] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    drafting: bool | Literal["ngram", "early-exit", "head", "model"] | None = None
+    context: Annotated[int, Field(ge=2), WHOLE] | None = None
+    window: Annotated[int, Field(ge=2), WHOLE] | None = None
+    sinks: Annotated[int, Field(ge=0), WHOLE] | None = None
+    keep: Annotated[str, Field(max_length=64)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED), WHOLE] | None = None  # for APIs without such a field
+    thinking_tokens: Annotated[int, Field(ge=0, le=1 << 31), WHOLE] | None = None
 
 
 class SamplingFields(ApiFields):
@@ -76,22 +104,22 @@ class SamplingFields(ApiFields):
     model: Name | None = None
     temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Real, Field(ge=0, le=1)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
     presence_penalty: Annotated[Real, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Real, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Real], Field(max_length=1024)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
-    n: Annotated[Whole, Field(ge=1, le=128)] | None = None
+    logit_bias: Annotated[dict[TokenText, Bias], Field(max_length=1024, json_schema_extra=_NO_OTHERS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = None
     stream: bool | None = None
     stream_options: dict[str, JsonValue] | None = None
     # Not OpenAI's, but widely used:
-    top_k: Annotated[Whole, Field(ge=-1, le=1 << 20)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 20), WHOLE] | None = None
     min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenNumber], Field(max_length=256)] | None = None
-    thinking_token_budget: Annotated[Whole, Field(ge=0, le=1 << 31)] | None = None
-    edgekit: dict[str, JsonValue] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=1 << 31), WHOLE] | None = None
+    edgekit: OwnOptions | None = None
 
     user: WithoutEffect = None
     metadata: WithoutEffect = None
@@ -105,8 +133,6 @@ class SamplingFields(ApiFields):
     @property
     def choices(self) -> int:
         """The requested number of answers."""
-        if (self.n or 1) > MOST_CHOICES:
-            raise invalid(f"n: at most {MOST_CHOICES} answers at a time", "n")
         return self.n or 1
 
     @property
@@ -119,17 +145,7 @@ class SamplingFields(ApiFields):
         given: dict[str, Any] = dict(defaults) if self.temperature is None and self.top_p is None else {}
         if not given and self.temperature is None:
             given["temperature"] = 1.0
-        for name in (
-            "temperature",
-            "presence_penalty",
-            "frequency_penalty",
-            "min_p",
-            "repetition_penalty",
-            "ignore_eos",
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                given[name] = value
+        given |= self.model_dump(include=_AS_THEY_ARE, exclude_none=True)
         if self.top_p == 0:
             given["temperature"] = 0.0  # only the likeliest token remains
         elif self.top_p is not None:
@@ -139,37 +155,20 @@ class SamplingFields(ApiFields):
         if self.seed is not None and self.seed != -1:
             given["seed"] = self.seed & MAX_SEED
         if self.logit_bias:
-            given["logit_bias"] = {_token_id(key): _in_bounds(value) for key, value in self.logit_bias.items()}
+            given["logit_bias"] = {int(token): value for token, value in self.logit_bias.items()}
         if self.thinking_token_budget is not None:
             given["thinking_tokens"] = self.thinking_token_budget
         if self.stop_token_ids:
             given["stop_tokens"] = self.stop_token_ids
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if stops := list(dict.fromkeys(stop for stop in stops if stop)):
-            if len(stops) > 16:
-                raise invalid("stop: at most 16 texts", "stop")
             given["stop"] = stops
-        return {**given, **own_options(self.edgekit)}
+        return given | OwnFields.of(self.edgekit)
 
 
-def own_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options under `edgekit`, after checking their names."""
-    unknown = sorted((given or {}).keys() - OWN_OPTIONS)
-    if unknown:
-        raise invalid(f"edgekit.{unknown[0][:64]}: unknown; known: {', '.join(sorted(OWN_OPTIONS))}", "edgekit")
-    return dict(given or {})
-
-
-def _token_id(key: str) -> int:
-    if not key.isdecimal() or len(key) > 9:
-        raise invalid("logit_bias: keys must be token ids", "logit_bias")
-    return int(key)
-
-
-def _in_bounds(value: float) -> float:
-    if not -100 <= value <= 100:
-        raise invalid("logit_bias: values must be -100 to 100", "logit_bias")
-    return value
+def listed(given: Any) -> list[str | list[int]]:
+    """Return every text of a field. A list of numbers is one text of tokens."""
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
 class Part(ApiFields):
@@ -216,14 +215,6 @@ def joined_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         texts.append(rest.pop(0).get("content") or "")
     first = [{"role": "system", "content": "\n\n".join(text for text in texts if text)}] if any(texts) else []
     return [*first, *({**each, "role": "system"} if each["role"] == "developer" else dict(each) for each in rest)]
-
-
-def check_template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return variables of the chat template. Only plain values are allowed."""
-    for name, value in (options or {}).items():
-        if not isinstance(value, str | bool | int | float):
-            raise invalid(f"chat_template_kwargs.{name[:64]}: must be a plain value", "chat_template_kwargs")
-    return dict(options or {})
 
 
 def refuse(body: BaseModel, fields: Mapping[str, str]) -> None:

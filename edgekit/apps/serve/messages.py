@@ -13,10 +13,22 @@ from pydantic import Field, JsonValue
 from edgekit import Piece
 from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
-from edgekit.apps.serve.fields import ApiFields, Name, Real, StopText, Whole, WithoutEffect, own_options, refuse
+from edgekit.apps.serve.chat import NamedForm, form_option
+from edgekit.apps.serve.fields import (
+    WHOLE,
+    ApiFields,
+    Name,
+    OwnFields,
+    OwnOptions,
+    Real,
+    StopText,
+    TokenLimit,
+    WithoutEffect,
+    refuse,
+)
 from edgekit.apps.serve.models import ServedModel
-from edgekit.apps.serve.problems import ApiError, error_content, invalid, not_offered
-from edgekit.apps.serve.tools import CallParts, FunctionTool, ToolPlan, plan_tools, whole_arguments
+from edgekit.apps.serve.problems import ApiError, error_content, not_offered
+from edgekit.apps.serve.tools import CallParts, FunctionTool, ToolName, ToolPlan, plan_tools, whole_arguments
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -86,7 +98,30 @@ class Thinking(ApiFields):
     """The switch for thinking, and its budget of tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[Whole, Field(ge=0, le=1 << 31)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, le=1 << 31), WHOLE] | None = None
+
+
+class AnthropicTool(ApiFields):
+    """A tool; those of a type other than `custom` are Anthropic's own."""
+
+    type: Name | None = None
+    name: ToolName | None = None
+    description: str | None = None
+    input_schema: dict[str, JsonValue] | None = None
+
+
+class OutputConfig(ApiFields):
+    """The form of an answer."""
+
+    format: NamedForm | None = None
+
+
+class AnthropicChoice(ApiFields):
+    """The tools that may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class PromptBody(ApiFields):
@@ -95,10 +130,10 @@ class PromptBody(ApiFields):
     model: Name | None = None
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=4096)]
     system: str | Annotated[list[ContentBlock], Field(max_length=64)] | None = None
-    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=256)] | None = None
-    tool_choice: dict[str, JsonValue] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
+    tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
-    output_config: dict[str, JsonValue] | None = None
+    output_config: OutputConfig | None = None
     metadata: WithoutEffect = None
     cache_control: WithoutEffect = None
     service_tier: WithoutEffect = None
@@ -116,17 +151,14 @@ class PromptBody(ApiFields):
         """Return the plan for the tools, and the types of tools that only Anthropic's servers run."""
         functions, ignored = list[FunctionTool](), list[str]()
         for tool in self.tools or ():
-            if tool.get("type", "custom") != "custom":
-                ignored.append(str(tool.get("type")))
+            if tool.type not in (None, "custom"):
+                ignored.append(tool.type)
                 continue
-            fields = {"name": tool.get("name"), "description": tool.get("description")}
-            functions.append(FunctionTool.model_validate({**fields, "parameters": tool.get("input_schema")}))
-        choice = self.tool_choice or {"type": "auto"}
-        kinds = {"auto": "auto", "none": "none", "any": "required", "tool": f"function:{choice.get('name')}"}
-        kind = kinds.get(str(choice.get("type")))
-        if kind is None:
-            raise invalid("tool_choice.type: must be auto, any, tool or none", "tool_choice")
-        return plan_tools(functions, kind, parallel=choice.get("disable_parallel_tool_use") is not True), ignored
+            given = FunctionTool(name=tool.name or "", description=tool.description, parameters=tool.input_schema)
+            functions.append(given)
+        choice = self.tool_choice or AnthropicChoice(type="auto")
+        kind = {"any": "required", "tool": f"function:{choice.name}"}.get(choice.type, choice.type)
+        return plan_tools(functions, kind, parallel=choice.disable_parallel_tool_use is not True), ignored
 
     def template_options(self) -> dict[str, Any] | None:
         """Variables of the template that turn thinking on or off."""
@@ -136,45 +168,31 @@ class PromptBody(ApiFields):
 
     def form(self) -> dict[str, Any]:
         """Return the option for the form of the answer."""
-        form = (self.output_config or {}).get("format")
-        if form is None:
-            return {}
-        if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
-            raise invalid("output_config.format: must be a json_schema with its schema", "output_config")
-        return {"schema": form["schema"]}
+        return form_option(self.output_config.format if self.output_config else None)
 
 
 class MessagesBody(PromptBody):
     """The body of a message."""
 
-    max_tokens: Annotated[Whole, Field(ge=1)]
+    max_tokens: TokenLimit
     temperature: Annotated[Real, Field(ge=0, le=1)] | None = None
     top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=0, le=1 << 20)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20), WHOLE] | None = None
     stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
-    edgekit: dict[str, JsonValue] | None = None
+    edgekit: OwnOptions | None = None
 
     def sampling(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Return the runtime options of the request."""
         given = dict(defaults) if self.temperature is None and self.top_p is None and self.top_k is None else {}
         given = given or {"temperature": 1.0}
-        for name in ("temperature", "top_p", "top_k"):
-            if getattr(self, name):
-                given[name] = getattr(self, name)
-        if self.temperature == 0:
-            given["temperature"] = 0.0
+        given |= self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        given |= {"top_k": self.top_k} if self.top_k else {}
         if stops := [each for each in self.stop_sequences or () if each]:
             given["stop"] = stops
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             given["thinking_tokens"] = self.thinking.budget_tokens
-        return {**given, "max_tokens": self.max_tokens, **_with_seed(self.edgekit)}
-
-
-def _with_seed(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the options under `edgekit`, including `seed`, for which this API has no field."""
-    rest = {key: value for key, value in (given or {}).items() if key != "seed"}
-    return own_options(rest) | ({"seed": given["seed"]} if given and "seed" in given else {})
+        return {**given, "max_tokens": self.max_tokens, **OwnFields.of(self.edgekit)}
 
 
 async def count_tokens(call: Call) -> Response:

@@ -48,14 +48,14 @@ def described(models: list[str]) -> dict[str, Any]:
     )
     components = shared.get("$defs", {})
     for name in ("ChatBody", "CompletionBody", "ResponseBody", "MessagesBody"):
-        components[name]["properties"]["model"] = {"type": "string", "enum": models}
+        components[name]["properties"]["model"] = {"anyOf": [{"type": "string", "examples": models}, {"type": "null"}]}
     error = {"description": "refused", "content": {"application/json": {"schema": {"type": "object"}}}}
     refusals = {str(status): error for status in _REFUSALS}
     paths: dict[str, Any] = {}
     for path, body in BODIES.items():
         kinds = {"application/json": {"schema": {"type": "object"}}}
         if path in _STREAMED:
-            kinds["text/event-stream"] = {"schema": {"type": "string"}}
+            kinds["text/event-stream"] = {}  # events, which OpenAPI 3.1 has no words for
         schema = schemas[body, "validation"]
         paths[path] = {
             "post": {

@@ -171,7 +171,7 @@ class ModelPool:
         self._base_bytes = max(self._settings.measure()[0], given)  # the process with its permanent models
         self._changed = asyncio.Event()
         self._background: asyncio.Future[None] | None = None
-        self._save_failure = ""
+        self._tells_failures = True  # of saving prefixes, once
 
     def open_now(self, model: PooledModel) -> None:
         """Open a model before the event loop runs."""
@@ -333,9 +333,9 @@ class ModelPool:
             try:
                 runtime.save_prefixes(file)
             except (EdgekitError, OSError) as error:
-                if str(error) != self._save_failure:  # the same reason is told once
-                    self._save_failure = str(error)
-                    log.warning("prefixes were not saved: %s", error)
+                if self._tells_failures:
+                    self._tells_failures = False
+                    log.warning("prefixes are not kept: %s", error)
 
     def _restored(self, runtime: Runtime) -> Runtime:
         """Return the runtime after loading the prefixes that were saved for its artifact."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from typing import Any
 
 from pydantic import ValidationError
@@ -83,10 +84,10 @@ def api_error(error: BaseException) -> ApiError:
 def validation_problem(error: ValidationError) -> ApiError:
     """Return the first validation error: its field without pydantic's names of union members, and its reason."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = ".".join(
-        str(part) for part in first["loc"] if isinstance(part, int) or part.replace("_", "").isidentifier()
-    )
-    reason = "is missing" if first["type"] == "missing" else first["msg"].replace("Input should", "must")
+    parts = (str(part) for part in first["loc"] if isinstance(part, int) or part.replace("_", "").isidentifier())
+    param = ".".join(part for part, _ in groupby(parts))  # a form is named by its type and its field alike
+    reasons = {"missing": "is missing", "extra_forbidden": "is unknown; leave it out"}
+    reason = reasons.get(first["type"], first["msg"].replace("Input should", "must"))
     return invalid(f"{param or 'the body'}: {reason[:200]}", param[:200] or None)
 
 

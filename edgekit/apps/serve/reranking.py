@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from edgekit.apps.serve.call import Call, json_response
-from edgekit.apps.serve.embeddings import MOST_TEXTS, own_options, read_texts
-from edgekit.apps.serve.fields import ApiFields, Name, Whole, WithoutEffect
+from edgekit.apps.serve.embeddings import MOST_TEXTS, read_texts
+from edgekit.apps.serve.fields import WHOLE, ApiFields, Name, OwnFields, WithoutEffect
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-_OWN: dict[str, type] = {"instruction": str, "truncate": bool}  # options of `Runtime.rerank` under `edgekit`
+
+class RerankFields(OwnFields):
+    """Options of `Runtime.rerank`."""
+
+    instruction: str | None = None
+    truncate: bool | None = None
 
 
 class RerankDocument(ApiFields):
@@ -28,18 +33,14 @@ class RerankBody(ApiFields):
     model: Name | None = None
     query: str
     documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
-    top_n: Annotated[Whole, Field(ge=1, le=1 << 24)] | None = None
+    top_n: Annotated[int, Field(ge=1, le=1 << 24), WHOLE] | None = None
     return_documents: bool | None = None
-    edgekit: dict[str, JsonValue] | None = None
+    edgekit: RerankFields | None = None
 
     user: WithoutEffect = None
 
     def texts(self) -> list[str]:
         return [each if isinstance(each, str) else each.text for each in self.documents]
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of `Runtime.rerank`."""
-        return {**own_options(self.edgekit, _OWN), "top_n": self.top_n}
 
 
 async def rerank(call: Call) -> Response:
@@ -47,10 +48,11 @@ async def rerank(call: Call) -> Response:
     body = await call.body(RerankBody)
     model = await call.model(body.model)
     texts, submit = body.texts(), model.runtime.runtime.submit_rerank
+    options = {**OwnFields.of(body.edgekit), "top_n": body.top_n}
     ranked, tokens = await read_texts(
         call,
         model,
-        lambda: submit(body.query, texts, **body.options(), adapter=model.adapter),
+        lambda: submit(body.query, texts, **options, adapter=model.adapter),
         model.runtime.results,
     )
     results = [

@@ -11,13 +11,14 @@ from pydantic import Field, JsonValue
 
 from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask, chat_logprobs
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
-from edgekit.apps.serve.chat import JsonSchema
+from edgekit.apps.serve.chat import ChoiceName, NamedForm, NamedFunction, PlainForm, form_option
 from edgekit.apps.serve.fields import (
+    WHOLE,
     ApiFields,
     Content,
     Name,
     SamplingFields,
-    Whole,
+    TokenLimit,
     WithoutEffect,
     arguments_of,
     joined_system,
@@ -49,14 +50,21 @@ _ECHOED = (
     "max_output_tokens",
     "parallel_tool_calls",
     "tool_choice",
+    "text",
 )
 
 
 class TextForm(ApiFields):
     """The form of the text."""
 
-    format: dict[str, JsonValue] | None = None
+    format: Annotated[PlainForm | NamedForm, Field(discriminator="type")] | None = None
     verbosity: WithoutEffect = None
+
+
+class FunctionChoice(NamedFunction):
+    """The function that must be called."""
+
+    type: Literal["function"]
 
 
 class ResponseBody(SamplingFields):
@@ -65,11 +73,12 @@ class ResponseBody(SamplingFields):
     input: str | Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     tools: Annotated[list[dict[str, JsonValue]], Field(max_length=256)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, JsonValue] | None = None
+    tool_choice: ChoiceName | FunctionChoice | None = None
+    n: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_output_tokens: TokenLimit | None = None
     max_tool_calls: WithoutEffect = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     text: TextForm | None = None
     reasoning: dict[str, JsonValue] | None = None
     include: list[Name] | None = None
@@ -89,15 +98,7 @@ class ResponseBody(SamplingFields):
 
     def form(self) -> dict[str, Any]:
         """Return the option for the form of the answer."""
-        form = (self.text.format if self.text else None) or {"type": "text"}
-        if form.get("type") == "text":
-            return {}
-        if form.get("type") == "json_object":
-            return {"schema": {"type": "object", "additionalProperties": True}}
-        schema = JsonSchema.model_validate(form).schema_ if form.get("type") == "json_schema" else None
-        if schema is None:
-            raise invalid("text.format: must be text, json_object, or json_schema with its schema", "text.format")
-        return {"schema": schema}
+        return form_option(self.text.format if self.text else None)
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
         """Return the plan for tools that are functions, and the types of all other tools, which are left out."""
@@ -110,13 +111,8 @@ class ResponseBody(SamplingFields):
                 else:
                     ignored.append(str(each.get("type") if isinstance(each, dict) else each))
         choice = self.tool_choice or "auto"
-        if isinstance(choice, dict):
-            if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-                raise invalid("tool_choice: must name a function", "tool_choice")
-            choice_name = f"function:{choice['name']}"
-        else:
-            choice_name = choice
-        return plan_tools(functions, choice_name, parallel=self.parallel_tool_calls is not False), ignored
+        name = f"function:{choice.name}" if isinstance(choice, FunctionChoice) else choice
+        return plan_tools(functions, name, parallel=self.parallel_tool_calls is not False), ignored
 
 
 def _message(item: Mapping[str, Any], param: str) -> dict[str, Any] | None:
@@ -172,8 +168,6 @@ async def responses(call: Call) -> Response | EventStream:
             404, "nothing is stored here; send the whole conversation",
             code="previous_response_not_found", param="previous_response_id",
         )  # fmt: skip
-    if body.choices > 1:
-        raise invalid("n: one answer at a time here", "n", "unsupported_parameter")
     model = await call.model(body.model)
     plan, ignored = body.planned_tools()
     call.ignore("x-edgekit-ignored-tools", ignored)
@@ -200,11 +194,6 @@ async def responses(call: Call) -> Response | EventStream:
     return json_response(last["response"])
 
 
-def _echoed_choice(body: ResponseBody) -> str | dict[str, Any]:
-    choice = body.tool_choice or "auto"
-    return {"type": "function", "name": choice.get("name")} if isinstance(choice, dict) else choice
-
-
 class ResponseWriter:
     """Writes pieces as the events of a response: items are opened, grow, and are closed one after the other."""
 
@@ -214,7 +203,8 @@ class ResponseWriter:
         self._model, self._answers, self._plan, self._asks_logprobs = model, answers, plan, asks_logprobs
         self._number = 0
         self._item: dict[str, Any] | None = None  # the open item
-        given = {name: getattr(body, name) for name in _ECHOED}
+        given = dict.fromkeys(_ECHOED) | body.model_dump(include=set(_ECHOED), by_alias=True, exclude_unset=True)
+        text = given["text"] or {}
         self._response: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -226,7 +216,6 @@ class ResponseWriter:
             "model": model.name,
             "output": [],
             "tools": body.tools or [],
-            "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "reasoning": body.reasoning or {"effort": None, "summary": None},
             "truncation": "disabled",
             "previous_response_id": None,
@@ -237,7 +226,8 @@ class ResponseWriter:
             **given,
             "metadata": given["metadata"] or {},
             "parallel_tool_calls": given["parallel_tool_calls"] is not False,
-            "tool_choice": _echoed_choice(body),
+            "tool_choice": given["tool_choice"] or "auto",
+            "text": {"format": text.get("format") or {"type": "text"}},
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -310,19 +300,20 @@ class ResponseWriter:
         item = self._item
         if item is None:
             return []
-        if item["type"] == "function_call":
-            return self._close_call(item)
-        content = item["content"][0]
-        more = {"logprobs": content["logprobs"]} if item["type"] == "message" else {}
-        item["status"] = "completed"
-        events = [
-            self._of_part(f"response.{content['type']}.done", text=content["text"], **more),
-            self._of_part("response.content_part.done", part=content),
-            self._of_item("response.output_item.done", item=item),
-        ]
+        events = self._ended_call(item) if item["type"] == "function_call" else self._ended_text(item)
+        events.append(self._of_item("response.output_item.done", item=item))
         self._response["output"].append(item)
         self._item = None
         return events
+
+    def _ended_text(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        content = item["content"][0]
+        more = {"logprobs": content["logprobs"]} if item["type"] == "message" else {}
+        item["status"] = "completed"
+        return [
+            self._of_part(f"response.{content['type']}.done", text=content["text"], **more),
+            self._of_part("response.content_part.done", part=content),
+        ]
 
     def _call(self, part: CallPart) -> list[dict[str, Any]]:
         """Return the events of a part of a call."""
@@ -338,18 +329,12 @@ class ResponseWriter:
         delta = {"item_id": self._item["id"], "delta": part.arguments}
         return [*events, self._of_item("response.function_call_arguments.delta", **delta)]
 
-    def _close_call(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+    def _ended_call(self, item: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the events that end a call; a call that was cut short is marked incomplete."""
         is_whole = whole_arguments(item["arguments"]) is not None
         item["status"] = "completed" if is_whole else "incomplete"
         done = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
-        events = [
-            *([self._of_item("response.function_call_arguments.done", **done)] if is_whole else []),
-            self._of_item("response.output_item.done", item=item),
-        ]
-        self._response["output"].append(item)
-        self._item = None
-        return events
+        return [self._of_item("response.function_call_arguments.done", **done)] if is_whole else []
 
     def _of_item(self, kind: str, **more: Any) -> dict[str, Any]:
         return self._event(kind, output_index=len(self._response["output"]), **more)

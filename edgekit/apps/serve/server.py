@@ -14,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgekit.apps.serve.application import application
 from edgekit.apps.serve.settings import LOOPBACK, ServerSettings
+from edgekit.common.log import log
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ HEADERS_S = 10.0  # from the connection, or the first byte of a later request, t
 _KEEP_ALIVE_S = 75
 _MOST_CONNECTIONS = 1024
 _BACKLOG = 512
+_NO_FILES = "no file is left for more connections; raise the limit (`ulimit -n`)"
 _MOST_FILES, _OTHER_FILES = 4096, 96  # to ask the system for; and those that are no connections
 
 
@@ -82,6 +84,10 @@ def run(service: Service, listener: socket.socket) -> None:
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     logging.getLogger("asyncio").addFilter(_NoFlood())
+    if not log.isEnabledFor(logging.INFO):  # otherwise EDGEKIT_LOG writes all of it
+        warnings = logging.StreamHandler()
+        warnings.setFormatter(logging.Formatter("edgekit: %(message)s"))
+        log.addHandler(warnings)
     DeadlineProtocol.most_connections = allowed_connections()
     config = uvicorn.Config(
         application(service),
@@ -111,6 +117,7 @@ class _NoFlood(logging.Filter):
         text = record.getMessage()
         if text.startswith("socket.accept() out of system resource"):  # tried again each second
             is_first, self._told_of_files = not self._told_of_files, True
+            record.msg, record.args, record.exc_info = f"edgekit: {_NO_FILES}", (), None
             return is_first
         # A client that leaves while several pieces are ready: their writes fail before the loop hears that it left.
         return text != "socket.send() raised exception."

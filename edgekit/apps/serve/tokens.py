@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from edgekit.apps.serve.call import Call, json_response
 from edgekit.apps.serve.chat import ChatMessage
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+_ONE: list[JsonValue] = [
+    {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+    {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+]
+
+
 class TokenizeBody(ApiFields):
     """A text, or messages for the chat template."""
 
     model: Name | None = None
+    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE})
+
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_is_given(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt: give either prompt or messages", "prompt")
+        return self
 
 
 class DetokenizeBody(ApiFields):
@@ -36,8 +50,6 @@ async def tokenize(call: Call) -> Response:
     """Return the tokens of a text, or of a conversation."""
     body = await call.body(TokenizeBody)
     model = await call.model(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt: give either prompt or messages", "prompt")
     runtime, adds = model.runtime.runtime, body.add_special_tokens is not False
     messages = [message.plain(index) for index, message in enumerate(body.messages or ())]
 

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from edgekit import Piece
 
 MOST_TOOLS = 128
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _MAX_CHARACTERS = 256 << 10
 
 
 class FunctionTool(ApiFields):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.drafters import draft
+from edgekit.drafters import Proposer, draft
 from edgekit.methods.drafters.assistant_decoder import CachedText
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AssistantDrafting:
         self.model.close()
 
 
-class AssistantDrafter:
+class AssistantDrafter(Proposer):
     """Draft for one request, on the state of the target."""
 
     match_length = 0
@@ -76,10 +76,6 @@ class AssistantDrafter:
         limit = min(limit, self._drafting.tokens)
         vocabulary = self._model.spec.layer.vocab_size
         return draft(self._request, vocabulary, len(history), limit, feed(history[-1]), feed)
-
-    def catch_up_s(self, history: Sequence[int]) -> float:
-        """0: the target has processed the text."""
-        return 0.0
 
     def observe(self, accepted: Sequence[int]) -> None:
         """Nothing to learn: `propose` gets the hidden states of accepted tokens."""

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.engine import Chunk
-from edgekit.drafters import CostProbe, DraftSource, draft, known_share
+from edgekit.drafters import CostProbe, DraftSource, Proposer, draft, known_share
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EarlyExit:
         """Nothing to release: the engine is the target's."""
 
 
-class ExitDrafter:
+class ExitDrafter(Proposer):
     """Draft for one request, on its own state."""
 
     match_length = 0
@@ -61,10 +61,6 @@ class ExitDrafter:
         tokens = draft(self._request, vocabulary, len(history), limit, logits, lambda token: self._feed(state, token))
         state.rewind(state.length - before)
         return tokens
-
-    def catch_up_s(self, history: Sequence[int]) -> float:
-        """0: the target has processed the text."""
-        return 0.0
 
     def observe(self, accepted: Sequence[int]) -> None:
         """Nothing to learn: the state is the target's."""

@@ -44,6 +44,7 @@ class Proposer(Protocol):
 
     def catch_up_s(self, history: Sequence[int]) -> float:
         """Seconds to process the text that the drafter has not processed yet, without the newest token."""
+        return 0.0
 
 
 class DraftMethod(Protocol):

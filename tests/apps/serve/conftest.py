@@ -11,7 +11,7 @@ from serving import Served, serving
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving() as found:
+    with serving(ollama=True) as found:
         yield found
 
 

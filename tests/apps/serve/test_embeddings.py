@@ -50,7 +50,7 @@ def test_vectors_are_those_of_the_python_api(served: Served, client: openai.Open
             ]
             assert np.array_equal(np.asarray(vectors, np.float32), expected)
             assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, tokens))
-    default = client.embeddings.create(model="tiny", input=texts, extra_body=MEAN)  # the client asks for base64
+    default = client.embeddings.create(model="tiny", input=texts)  # the client asks for base64
     assert np.array_equal(np.array([each.embedding for each in default.data], np.float32), expected)
 
 
@@ -73,17 +73,10 @@ def test_encoder_and_chat_model_are_served_together(served: Served, client: open
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({"input": "x"}, 400, "pooling: the model's files state none"),
-        ({"input": []}, 400, "input"),
-        ({"input": [[]], **MEAN}, 400, "input"),
-        ({"input": [["a"]], **MEAN}, 400, "input"),
         ({"input": [10**6], **MEAN}, 400, "outside the vocabulary"),
-        ({"input": ["x"] * 2049, **MEAN}, 400, "input"),
         ({"input": "the cat " * 900, **MEAN}, 400, "tokens"),
         ({"input": "x", "dimensions": 17, **MEAN}, 400, "dimensions: must be 1 to 16"),
-        ({"input": "x", "encoding_format": "int8", **MEAN}, 400, "encoding_format"),
-        ({"input": "x", "edgekit": {"pooling": 3}}, 400, "edgekit.pooling"),
-        ({"input": "x", "edgekit": {"adapter": "a"}}, 400, "edgekit.adapter: unknown"),
+        ({"input": "x", "edgekit": {"adapter": "a"}}, 400, "edgekit.adapter: is unknown"),
         ({"input": "x", "edgekit": {"pooling": "mean", "prompt": "q"}}, 400, "is not among the model's prompts"),
         ({"input": "x", "model": "other", **MEAN}, 404, "does not exist"),
     ],
@@ -120,8 +113,6 @@ def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path
         assert len(client.embed("bert", "the cat", dimensions=5).embeddings[0]) == 5
         with pytest.raises(ollama.ResponseError, match="is an encoder"):
             client.generate("bert", "the cat")
-        with pytest.raises(ollama.ResponseError, match="pooling"):
-            client.embed("tiny", texts)
         assert client.generate("tiny", "the cat", options={"num_predict": 3}).done
         client._client.close()
 
@@ -180,16 +171,9 @@ def test_scores_are_those_of_the_python_api(ranking: Served) -> None:
     [
         ({"model": "tiny"}, 400, "this model is no reranker"),
         ({"model": "other"}, 404, "does not exist"),
-        ({"documents": []}, 400, "documents"),
-        ({"documents": "the cat"}, 400, "documents"),
-        ({"documents": [3]}, 400, "documents"),
         ({"documents": [""]}, 400, "document 0 is empty"),
-        ({"documents": ["x"] * 2049}, 400, "documents"),
         ({"documents": ["the cat " * 900]}, 400, "tokens"),
-        ({"query": None}, 400, "query"),
-        ({"top_n": 0}, 400, "top_n"),
-        ({"edgekit": {"instruction": 3}}, 400, "edgekit.instruction"),
-        ({"edgekit": {"adapter": "a"}}, 400, "edgekit.adapter: unknown"),
+        ({"edgekit": {"adapter": "a"}}, 400, "edgekit.adapter: is unknown"),
     ],
 )
 def test_invalid_bodies_are_refused(ranking: Served, body: dict[str, Any], status: int, said: str) -> None:

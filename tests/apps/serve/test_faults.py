@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import pytest
 from runtimes import codec, make_runtime
 from serving import Served, SlowEngine, eventually, serving
 
-from edgekit.apps.serve.server import DeadlineProtocol, allowed_connections
+from edgekit.apps.serve.server import DeadlineProtocol, _NoFlood, allowed_connections
 from edgekit.errors import TargetFailed
 from edgekit.testing import FakeEngine
 
@@ -221,6 +222,13 @@ def test_a_second_request_has_the_time_of_a_first_for_its_headers(monkeypatch: p
         connection.settimeout(3)  # an idle connection has more
         while connection.recv(65536):
             pass
+
+
+def test_a_lack_of_files_is_told_once_in_one_line() -> None:
+    quiet, told = _NoFlood(), "socket.accept() out of system resource"
+    records = [logging.LogRecord("asyncio", 40, "", 0, told, None, (OSError, OSError(), None)) for _ in range(2)]
+    assert [quiet.filter(record) for record in records] == [True, False]
+    assert "ulimit -n" in records[0].getMessage() and records[0].exc_info is None
 
 
 def test_the_system_is_asked_for_more_files() -> None:

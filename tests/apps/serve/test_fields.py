@@ -12,14 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Served, serving
+from hostile_requests import BODIES, Described
+from pydantic import ValidationError
+from serving import Served
 
 import edgekit.apps.serve
-from edgekit.apps.serve.fields import ApiFields, WithoutEffect
+from edgekit.apps.serve.fields import ApiFields, OwnFields, WithoutEffect
 from edgekit.apps.serve.messages import AnthropicMessage
+from edgekit.apps.serve.problems import ApiError
 
 FOLDER = Path(edgekit.apps.serve.__file__).parent
-CHAT = [{"role": "user", "content": "the cat"}]
 
 
 def bodies() -> Iterator[type[ApiFields]]:
@@ -52,16 +54,12 @@ def test_every_field_is_read_or_without_effect() -> None:
         f"{body.__name__}.{name}"
         for body in bodies()
         for name, field in body.model_fields.items()
+        if not issubclass(body, OwnFields)  # which are options as they are
         if name not in read and not set(without) & set(field.metadata)
     }
-    # The kind of a part is checked by its type; a description of a form is for people; a refusal has no text to read.
-    assert unread <= {"JsonSchema.description", "ChatMessage.refusal", "JsonSchema.name", "MessageCall.type"}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(ollama=True) as found:
-        yield found
+    # Kinds are checked by their types; a description of a form is for people; a refusal has no text to read.
+    by_type = {"MessageCall.type", "ChatBody.modalities"}
+    assert unread <= {"JsonSchema.description", "ChatMessage.refusal", "JsonSchema.name"} | by_type
 
 
 def post(served: Served, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -114,14 +112,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "NaN": ("/v1/responses", b'{"input": "a", "metadata": {"a": NaN}}'),
     "Infinity": ("/v1/responses", b'{"input": "a", "tool_choice": {"type": "function", "name": "f", "x": -Infinity}}'),
     "a number that overflows": ("/v1/responses", b'{"input": "a", "metadata": {"a": 1e999}}'),
-    "allowed tools without names": (
-        "/v1/chat/completions",
-        {
-            "messages": CHAT,
-            "tools": [{"type": "function", "function": {"name": "f"}}],
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"name": []}]}},
-        },
-    ),
 }
 
 
@@ -130,6 +120,25 @@ def test_odd_values_are_the_clients_mistake(served: Served, name: str) -> None:
     path, body = REFUSED[name]
     answer = post(served, path, body)
     assert answer.status_code == 400, answer.text
+
+
+def test_an_unknown_field_of_any_name_is_answered(served: Served) -> None:
+    for name in (" ", "a ", " a", "a,b", "\u00e4", "a\nb", ""):
+        answer = post(served, "/v1/completions", {"prompt": "a", "max_tokens": 1, name: 1, "zebra": 1})
+        assert answer.headers["x-edgekit-ignored"] == "zebra"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_described_is_accepted_and_nothing_else(path: str) -> None:
+    wrong = []
+    for value, is_allowed in Described().bodies(path):
+        try:
+            accepted = bool(BODIES[path].model_validate_json(json.dumps(value)))
+        except (ValidationError, ApiError):
+            accepted = False
+        if accepted != is_allowed:
+            wrong.append((accepted, value))
+    assert not wrong
 
 
 def test_texts_may_speak_of_nan(served: Served) -> None:

@@ -130,8 +130,6 @@ def test_billing_line_does_not_prevent_prefix_hits(client: anthropic.Anthropic) 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"max_tokens": 0}, anthropic.BadRequestError),
-        ({"messages": []}, anthropic.BadRequestError),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "x"}]}, anthropic.BadRequestError),
         ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError),

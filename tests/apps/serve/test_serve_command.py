@@ -102,10 +102,17 @@ def test_saved_prefixes_come_back_after_a_kill(artifact: Path, tmp_path: Path) -
         assert cached_tokens(said["url"]) > 40
         process.terminate()
         process.communicate(timeout=60)
-    for file in kept.glob("*.prefixes"):
-        file.write_bytes(b"rubbish")
+    (file,) = kept.glob("*.prefixes")
+    file.write_bytes(b"rubbish")
     with served(artifact, "--prefixes", kept) as (process, said):
         assert cached_tokens(said["url"]) == 0
+        process.kill()
+    file.unlink()
+    file.mkdir()  # so that nothing can be saved under this name
+    with served(artifact, "--prefixes", kept) as (process, said):
+        assert cached_tokens(said["url"]) == 0
+        process.terminate()
+        assert process.communicate(timeout=60)[1].count("prefixes are not kept") == 1
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,6 @@ class _ChoiceTask(PublicTask):
     version = 1
     runs_code = needs_chat = False
 
-    def group(self, item: Mapping[str, Any]) -> str:
-        return ""
-
 
 class HellaSwag(_ChoiceTask):
     """One of four endings of a description. Scores are per byte, so that length does not decide."""

@@ -25,9 +25,6 @@ class HumanEval(PublicTask):
     def items(self) -> dict[str, dict[str, Any]]:
         return {str(item["task_id"]): item for item in records(HUMAN_EVAL)}
 
-    def group(self, item: Mapping[str, Any]) -> str:
-        return ""
-
     def ask(self, item: Mapping[str, Any], *, chat: bool, tools: bool) -> ModelInput:
         if chat:
             request = _REQUEST.format(prompt=item["prompt"])

@@ -47,6 +47,7 @@ class PublicTask(Protocol):
 
     def group(self, item: Mapping[str, Any]) -> str:
         """Return the name of the item's part of the data set; empty if the data set has no parts."""
+        return ""
 
     def ask(self, item: Mapping[str, Any], *, chat: bool, tools: bool) -> ModelInput:
         """Build the question. `chat`: the model has a chat template. `tools`: the template accepts tools."""

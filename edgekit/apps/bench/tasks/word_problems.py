@@ -42,9 +42,6 @@ class Gsm8k(PublicTask):
     def items(self) -> dict[str, dict[str, Any]]:
         return {str(item["id"]): item for item in records(GSM8K)}
 
-    def group(self, item: Mapping[str, Any]) -> str:
-        return ""
-
     def ask(self, item: Mapping[str, Any], *, chat: bool, tools: bool) -> ModelInput:
         if chat:
             turns = [text for example in EXAMPLES for text in example]
