@@ -33,7 +33,7 @@ PAGES = (
     ROOT / "docs/speculation.md",
 )
 SIZES = {"SmolLM2-135M": "0.1 B", "0.5 B parameters": "0.5 B", "1.2 B parameters": "1.2 B"}
-PROCESSORS = {"intel": "Intel, AMX", "amd": "AMD, AVX-512"}
+PROCESSORS = {"operators": "Intel, AMX, edgekit's operators", "intel": "Intel, AMX", "amd": "AMD, AVX-512"}
 EDGEKIT, SPINNING, LLAMA_CPP, GENAI = "edgekit", "edgekit, `EDGEKIT_SPIN=on`", "llama.cpp", "onnxruntime-genai"
 IK, OPENVINO, OLDER = "ik_llama.cpp", "OpenVINO GenAI", "older AMD ¹"
 ENGINES = (EDGEKIT, LLAMA_CPP, IK, OPENVINO, GENAI)
@@ -123,7 +123,9 @@ def speeds() -> list[Speeds]:
     for name, processor in PROCESSORS.items():
         measured = stored(f"engine_turns_{name}.json")
         for model, size in SIZES.items():
-            quiet = measured[model]["quiet"]
+            quiet = measured.get(model, {}).get("quiet")
+            if quiet is None:
+                continue
             rows = {engine: [quiet[each] for each in names if each in quiet] for engine, names in SUBJECTS.items()}
             found.append(Speeds(processor, size, rows))
     older: dict[str, list[dict[str, Row]]] = {EDGEKIT: [{DEPTH: peers()[EDGEKIT]}], GENAI: [{DEPTH: peers()[GENAI]}]}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgekit.errors import TargetFailed, vendor_errors
 from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.loading import AuditedArtifact
 from edgekit_onnx.memory import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
@@ -55,7 +56,9 @@ def bind_adapter(
     }
     taken = sum(array.nbytes for array in arrays.values())
     if sites not in known_sites:
-        taken += variants * (len(adapter.modules) * ADAPTED_LINEAR_BYTES + loaded.graphs.copied_bytes)
+        # A second session maps packed weights, and copies others.
+        copied = 0 if loaded.graphs.hold else (loaded.graphs.folder / DATA_FILE).stat().st_size
+        taken += variants * (len(adapter.modules) * ADAPTED_LINEAR_BYTES + copied)
     if not known_sites:
         taken += DERIVING_BYTES  # stays once it is imported
     with vendor_errors("onnx"):

@@ -47,11 +47,6 @@ class Graphs(NamedTuple):
     hold: Hold | None  # keeps packed graphs in the cache; None where these are the exported ones
     kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
-    @property
-    def copied_bytes(self) -> int:
-        """Weights that a second session copies; it maps those of packed graphs."""
-        return 0 if self.hold else (self.folder / DATA_FILE).stat().st_size
-
     def read(self, *, halves: bool = False) -> list[bytes]:
         """Return the graphs; with `halves`, those for a cache of 16 bits."""
         return [(self.folder / halves_of(name)).read_bytes() if halves else data for name, data in self.graphs]
