@@ -51,7 +51,7 @@ class Conversation:
             "/save": self._save,
             "/load": self._load,
             "/reset": self._reset,
-            "/stats": self._show_statistics,
+            "/stats": lambda _: _tell(show_statistics(self._last) if self._last else "Nothing was answered yet.", 10),
             "/help": lambda _: _tell(HELP, HELP.index("change")),
         }
 
@@ -96,9 +96,6 @@ class Conversation:
         elif cut:
             _tell(cut)
         self._messages.append({"role": "assistant", "content": repetition.text})
-
-    def _show_statistics(self, _: str) -> None:
-        _tell(show_statistics(self._last) if self._last else "Nothing was answered yet.", 10)
 
     def _set(self, argument: str) -> None:
         if not argument:

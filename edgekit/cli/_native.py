@@ -17,7 +17,8 @@ from edgekit.common.free_memory import free_memory
 from edgekit.contracts.native_loop import LoopMemory, LoopOpener
 from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
-from edgekit.plugins import NATIVE_LOOP, load_own
+from edgekit.planner.memory import load_of, predict
+from edgekit.plugins import NATIVE_LOOP, load_own, load_target
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.memory.report import MemoryClass, MemoryReport
 from edgekit.runtime.metrics import Timings
@@ -69,6 +70,10 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
             proposed=answer.drafted_tokens,
             accepted=answer.accepted_tokens,
         )
+        # The library takes memory otherwise than the Python runtime does.
+        facts = plan.memory.model_copy(update={"copied_share": loop.copied_share})
+        predicted = predict(load_of(plan)._replace(facts=facts, sequences=1), load_target(plan.target).memory)
+        plan = plan.model_copy(update={"estimate": predicted})
         figures = figures_of(plan, timings, started - began, memory=_report(plan, before, loop.memory()))
     return RunResult(answer.text, answer.finish_reason, options["seed"], len(answer.tokens), figures, bool(caught))
 

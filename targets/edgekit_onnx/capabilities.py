@@ -42,7 +42,8 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities
             "drafting heads": "hidden states for a drafting head are given on the CPU alone; leave out --drafter",
         },
         can_save_evicted=not is_recurrent(model),
-        scorers=scorers_for(CACHE, ATTENTION) if gives_attention(model, backend) else scorers_for(CACHE),
+        # Attention's weights can be read on the CPU, from states that can go back a few tokens.
+        scorers=scorers_for(CACHE, ATTENTION) if backend == "cpu" and not is_recurrent(model) else scorers_for(CACHE),
         kv_layers=model.storing_layers if on_cpu else (),
         checkpoint_tokens=checkpoint_tokens(model),
         hidden_size=model.hidden_size if on_cpu else None,
@@ -68,11 +69,6 @@ def _of_encoder(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities:
         classifies=bool(model.encoder and model.encoder.classifier),
         exact="never",
     )
-
-
-def gives_attention(model: ModelSpec, backend: str) -> bool:
-    """Return True if attention's weights can be read: on the CPU, from states that can go back a few tokens."""
-    return backend == "cpu" and model.encoder is None and not is_recurrent(model)
 
 
 def _refusal(model: ModelSpec, recipe: Recipe) -> str | None:

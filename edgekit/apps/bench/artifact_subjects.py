@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgekit import Artifact, ModelSpec, OpenOptions, Plan, Recipe, Tensor, open_artifact
+from edgekit import ModelSpec, OpenOptions, Plan, Recipe, Tensor, open_artifact
 from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
 from edgekit.apps.bench.subject import Subject, program_of
 from edgekit.apps.bench.workload import Workload
@@ -45,7 +45,7 @@ def subject_of_artifact(
         engine_version="",
         model=plan.model.name,
         recipe=plan.recipe.name,
-        formats=formats_of(plan.model, plan.recipe, _file_bytes(artifact)),
+        formats=formats_of(plan.model, plan.recipe, sum(fact.bytes for fact in artifact.manifest.files.values())),
         artifact_sha256=artifact.sha256,
         weights_sha256=artifact.manifest.weights_sha256,
         device=plan.device,
@@ -132,10 +132,6 @@ def _in_words(recipe: Recipe, tensors: Iterable[Tensor]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{count} × {words}" for words, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _file_bytes(artifact: Artifact) -> int:
-    return sum(fact.bytes for fact in artifact.manifest.files.values())
 
 
 def _predicted(plan: Plan) -> Predicted:
