@@ -34,7 +34,7 @@ _KINDS = {
     "artifacts": "artifacts that run, chat and serve made",
     "weights": "neutral weights",
     "programs": "programs that targets built",
-    "packed": "weights as onnxruntime packs them",
+    "packed": "weights packed for this processor",
     "reference": "logits of float models",
     "peers": "models of other engines, for bench --against",
     "gguf": "config and tokenizer of GGUF files",
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
                 manifest = read_weights(self.path)
                 return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
             if (self.path / "model.txt").is_file():
-                return f"{read_text(self.path / 'model.txt', 1 << 10)} as onnxruntime packs it"
+                return f"{read_text(self.path / 'model.txt', 1 << 10)}, packed for this processor"
             for folder in (self.path, self.path / "artifact"):
                 if (folder / MANIFEST).is_file():
                     plan = read_manifest(folder).plan

@@ -91,7 +91,7 @@ def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path:
     done = export("--device", "this", *quick, "-o", tmp_path / "out")
     assert done.return_value == 0, done.output
     assert len(list((home / "packed").glob("*/packed.json"))) == 1
-    assert "demo s4-g64 as onnxruntime packs it" in CliRunner().invoke(command, ["store", "ls"]).output
+    assert "demo s4-g64, packed for this processor" in CliRunner().invoke(command, ["store", "ls"]).output
     adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
     again = edgekit.export(
         "demo",
