@@ -294,7 +294,7 @@ def dequantised_rows(
     def dequantised(some: slice) -> NDArray[np.float32]:
         return IntegerRows(unpack(packed[some], bits, inputs), scales[some]).dequantised()
 
-    return in_slices((len(packed), inputs), dequantised)
+    return in_slices(np.empty((len(packed), inputs), np.float32), dequantised)
 
 
 def is_module(tensor: Tensor) -> bool:

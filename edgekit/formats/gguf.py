@@ -153,7 +153,7 @@ class GgufFile(AbstractContextManager["GgufFile"]):
             self._refuse_not_finite(name, values)
             return values
 
-        return in_slices((len(blocks), tensor.row_values), dequantised)
+        return in_slices(np.empty((len(blocks), tensor.row_values), np.float32), dequantised)
 
     def integers(self, name: str, index: slice | NDArray[np.intp] | None = None) -> IntegerRows:
         """Return rows of a matrix as integers and scales; its type must have an `integer_format`."""

@@ -48,10 +48,9 @@ def row_slices(shape: tuple[int, ...]) -> Iterator[slice]:
     return (slice(start, min(rows, start + step)) for start in range(0, rows, step))
 
 
-def in_slices(shape: tuple[int, ...], read: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return a matrix that `read` gives some rows at a time, so that what it computes in between stays small."""
-    whole = np.empty(shape, np.float32)
-    for rows in row_slices(shape):
+def in_slices(whole: NDArray[np.float32], read: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Fill a matrix, of which `read` gives some rows at a time, so that what it computes in between stays small."""
+    for rows in row_slices(whole.shape):
         whole[rows] = read(rows)
     return whole
 

@@ -107,7 +107,7 @@ class Constants:
             integers = unpack(packed[rows], bits, inputs) if bits == 4 else packed[rows].view(np.int8)
             return IntegerRows(integers, scales[rows]).dequantised()
 
-        return in_slices((len(packed), inputs), dequantised)
+        return in_slices(np.empty((len(packed), inputs), np.float32), dequantised)
 
     def _scales(self, constant: Constant) -> Floats:
         """Return the scales of each row's groups."""

@@ -63,7 +63,7 @@ def _affine(words: NDArray[np.uint32], bits: int, scales: Floats, biases: Floats
         grouped = _unpacked(words[rows], bits).reshape(*scales[rows].shape, -1) + zeros[rows, :, None]
         return (grouped * scales[rows, :, None]).reshape(len(grouped), -1)
 
-    return in_slices((len(words), words.shape[1] * 32 // bits), dequantised)
+    return in_slices(np.empty((len(words), words.shape[1] * 32 // bits), np.float32), dequantised)
 
 
 def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:

@@ -129,8 +129,9 @@ class _Stored:
         if tensor.role == "head":
             values, start = np.empty(tensor.shape, np.float32), 0
             for part in (part for name, part in self.products.items() if name.partition(".")[0] == "head"):
-                values[start : start + len(part.values)] = _floats(part)
-                start += len(part.values)
+                stop = start + len(part.values)
+                values[start:stop] = _floats(part, values[start:stop])
+                start = stop
             return values
         if tensor.is_of_expert:
             return self._expert(model, tensor)
@@ -194,8 +195,8 @@ def _name(node: Any) -> str:
     return str(node.name).removesuffix(".product")
 
 
-def _floats(product: _Product) -> Floats:
-    """Return integer × scale."""
+def _floats(product: _Product, into: Floats | None = None) -> Floats:
+    """Return integer × scale, written into an array if one is given."""
     values = product.values
     if not product.bits:
         return np.asarray(values, np.float32)
@@ -209,4 +210,4 @@ def _floats(product: _Product) -> Floats:
         repeated = np.repeat(np.asarray(scales[some], np.float32), product.block, axis=1)[:, : product.inputs]
         return integers[:, : product.inputs] * repeated
 
-    return in_slices((rows, product.inputs), dequantised)
+    return in_slices(np.empty((rows, product.inputs), np.float32) if into is None else into, dequantised)

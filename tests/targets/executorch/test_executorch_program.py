@@ -270,7 +270,7 @@ def test_a_program_of_the_first_layout_opens(tmp_path: Path, monkeypatch: pytest
     old = program("qwen2", "float32", layers=1)._replace(files=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("edgekit_executorch.lowering.APPEND", FORWARD)
-        patch.setattr("edgekit_executorch.lowering.with_forward", lambda program, config: program)
+        patch.setattr("edgekit_executorch.lowering._with_forward", lambda program, config: program)
         patch.setattr("edgekit_executorch.layout.LAYOUT_VERSION", 1)
         lower(old.plan, old.weights, tmp_path)
     assert set(read_contents(old.files / PROGRAM).methods) == {FORWARD, "step", *description(old.plan)}
