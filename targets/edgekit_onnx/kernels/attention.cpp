@@ -183,7 +183,7 @@ TARGET INLINE void turn_four(const Element* const* rows, const float* steps, siz
 
 const AttentionPath& attention_path(const char* product_path) {
 #if defined(__x86_64__)
-  if (std::strcmp(product_path, "avx512vnni") == 0) return avx512::kPath;
+  if (std::strncmp(product_path, "avx512", 6) == 0) return avx512::kPath;
   if (std::strncmp(product_path, "avx", 3) == 0) return avx2::kPath;
 #endif
   return plain::kPath;

@@ -11,6 +11,12 @@
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#if defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)  // Linux gives tiles to programs that ask
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_AMX
+#define AMX __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512vnni")))
+#endif
 #endif
 #define INLINE inline __attribute__((always_inline))
 
@@ -315,6 +321,119 @@ void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out
   }
 }
 
+#if defined(HAS_AMX)
+
+// AMX multiplies 16 rows of activations by 16 outputs at once, up to 64 inputs deep. Each block leaves its whole numbers
+// in memory for the floats, so blocks of 16 gain nothing.
+constexpr int kTileRows = 16, kTileBytes = 64;
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+struct alignas(64) Whole {
+  int32_t products[kTileRows][16];
+};
+
+// Weights less their middle, in the order of 8-bit weights.
+template <bool kNibbles>
+VNNI INLINE void spread(const Part& part, int8_t* to) {
+  const __m512i low = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(kNibbles ? 8 : -128);
+  const size_t bytes = static_cast<size_t>(part.blocks) * part.block * kWide;
+  if constexpr (kNibbles) {
+    for (size_t at = 0; at < bytes; at += 256)
+      for (int half = 0; half < 128; half += 64) {
+        const __m512i both = _mm512_loadu_si512(part.values + at / 2 + half);
+        const __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        _mm512_store_si512(to + at + half, _mm512_sub_epi8(first, middle));
+        _mm512_store_si512(to + at + 128 + half, _mm512_sub_epi8(second, middle));
+      }
+  } else {
+    for (size_t at = 0; at < bytes; at += 64)
+      _mm512_store_si512(to + at, _mm512_xor_si512(_mm512_loadu_si512(part.values + at), middle));
+  }
+}
+
+// Registers of tiles are numbers in the text of an instruction: a macro, since no argument can be one.
+#define MULTIPLY_BLOCK(at, sum, left, right, whole)                                                        \
+  _tile_zero(sum);                                                                                         \
+  for (int k = 0; k < kBlock; k += kTileBytes) {                                                           \
+    _tile_loadd(left, rows.values + (at) * kBlock + k, rows.inputs);                                       \
+    _tile_loadd(right, weights + ((at) * kBlock + k) * kWide, kWide * 4);                                  \
+    _tile_dpbssd(sum, left, right);                                                                        \
+  }                                                                                                        \
+  _tile_stored(sum, (whole).products, sizeof (whole).products[0])
+
+VNNI INLINE void add_block(const Whole& whole, const __m512 scale, const float* row_scales, size_t blocks,
+                           __m512 (&sum)[kTileRows]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; m++) {
+    const __m512 exact = _mm512_cvtepi32_ps(_mm512_load_si512(whole.products[m]));
+    sum[m] = _mm512_fmadd_ps(_mm512_mul_ps(exact, scale), _mm512_set1_ps(row_scales[m * blocks]), sum[m]);
+  }
+}
+
+// 16 outputs from the one at `column` on. While the floats of a block are added, the tiles multiply the next one.
+template <int kBlock>
+AMX void tile_amx(const Part& part, const int8_t* weights, int column, const Rows& rows, float* out, size_t stride,
+                  bool begins) {
+  Whole even, odd;
+  __m512 sum[kTileRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; m++) sum[m] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride);
+  const size_t blocks = part.blocks;
+  MULTIPLY_BLOCK(size_t{0}, 0, 2, 4, even);
+  for (size_t at = 0; at < blocks; at += 2) {
+    if (at + 1 < blocks) {
+      MULTIPLY_BLOCK(at + 1, 1, 3, 5, odd);
+    }
+    add_block(even, scale_vnni(part, at * kWide + column), rows.scales + at, rows.blocks, sum);
+    if (at + 1 == blocks) break;
+    if (at + 2 < blocks) {
+      MULTIPLY_BLOCK(at + 2, 0, 2, 4, even);
+    }
+    add_block(odd, scale_vnni(part, (at + 1) * kWide + column), rows.scales + at + 1, rows.blocks, sum);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kTileRows; m++) _mm512_storeu_ps(out + m * stride, sum[m]);
+}
+
+template <bool kNibbles>
+AMX void multiply_amx(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
+  size_t done = 0;
+  if (!part.zeros && part.block > 16 && count >= kTileRows) {
+    alignas(64) int8_t weights[kCached * kWide];
+    spread<kNibbles>(part, weights);
+    const int depth = std::min(part.block, kTileBytes);
+    TileShapes shapes;
+    for (int tile = 0; tile < 6; tile++) {
+      shapes.row_bytes[tile] = tile / 2 == 1 ? depth : 64;
+      shapes.rows[tile] = tile / 2 == 2 ? depth / 4 : kTileRows;
+    }
+    asm volatile("" : : "r"(weights), "r"(&shapes) : "memory");  // compilers do not see what tiles read
+    _tile_loadconfig(&shapes);
+    const auto tile = part.block == 32 ? tile_amx<32> : part.block == 64 ? tile_amx<64> : tile_amx<128>;
+    for (; done + kTileRows <= count; done += kTileRows)
+      for (int column = 0; column < kWide; column += 16)
+        tile(part, weights + column * 4, column, rows.from(done, 0, 0), out + done * stride + column, stride, begins);
+    _tile_release();
+  }
+  if (done < count)
+    multiply_tiles<kVnniTiles<kNibbles>, 6>(part, rows.from(done, 0, 0), count - done, out + done * stride, stride,
+                                            begins);
+}
+
+// Whether this processor has tiles for bytes, and Linux lets this process use them.
+bool has_tiles() {
+  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 24) && (d & 1 << 25) &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+constexpr Path kAmx = {"avx512amx", quantise_vnni, multiply_amx<true>, multiply_amx<false>};
+#endif
+
 constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>, 6>,
                         multiply_tiles<kAvx2Tiles<false, false>, 6>};
 constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>, 5>,
@@ -326,14 +445,21 @@ bool has(const Path& path) {
   __builtin_cpu_init();
   const bool avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (&path == &kVnni)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  if (&path == &kVnni) return vnni;
+#if defined(HAS_AMX)
+  if (&path == &kAmx) return vnni && has_tiles();
+#endif
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (&path == &kAvxVnni) return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
   return &path == &kPlain || avx2;
 }
-constexpr const Path* kPaths[] = {&kVnni, &kAvxVnni, &kAvx2, &kPlain};
+constexpr const Path* kPaths[] = {
+#if defined(HAS_AMX)
+    &kAmx,
+#endif
+    &kVnni, &kAvxVnni, &kAvx2, &kPlain};
 #else
 bool has(const Path&) { return true; }
 constexpr const Path* kPaths[] = {&kPlain};
