@@ -147,18 +147,18 @@ class PromptBody(ApiFields):
         system = "\n".join(text for each in blocks if (text := _BILLING.sub("", each)))
         return [{"role": "system", "content": system}, *messages] if system else messages
 
-    def planned_tools(self) -> tuple[ToolPlan, list[str]]:
-        """Return the plan for the tools, and the types of tools that only Anthropic's servers run."""
-        functions, ignored = list[FunctionTool](), list[str]()
-        for tool in self.tools or ():
+    def planned_tools(self) -> ToolPlan:
+        """Return the plan for the tools. Anthropic's own need its servers, or a model that was trained for them."""
+        functions = list[FunctionTool]()
+        for index, tool in enumerate(self.tools or ()):
             if tool.type not in (None, "custom"):
-                ignored.append(tool.type)
-                continue
+                reason = f"tools of type {tool.type[:40]!r} are Anthropic's own, and this server has none of them"
+                raise not_offered(reason, f"tools.{index}.type")
             given = FunctionTool(name=tool.name or "", description=tool.description, parameters=tool.input_schema)
             functions.append(given)
         choice = self.tool_choice or AnthropicChoice(type="auto")
         kind = {"any": "required", "tool": f"function:{choice.name}"}.get(choice.type, choice.type)
-        return plan_tools(functions, kind, parallel=choice.disable_parallel_tool_use is not True), ignored
+        return plan_tools(functions, kind, parallel=choice.disable_parallel_tool_use is not True)
 
     def template_options(self) -> dict[str, Any] | None:
         """Variables of the template that turn thinking on or off."""
@@ -201,7 +201,7 @@ async def count_tokens(call: Call) -> Response:
     model = await call.model(body.model)
     runtime = model.runtime.runtime
     call.stack.enter_context(call.service.admission.slots(model, call.key, 1))
-    described, messages = body.planned_tools()[0].described, body.plain()
+    described, messages = body.planned_tools().described, body.plain()
 
     def count() -> int:
         text = runtime.render(messages, tools=described, template_options=body.template_options())
@@ -215,8 +215,7 @@ async def messages(call: Call) -> Response | EventStream:
     body = await call.body(MessagesBody)
     refuse(body, REFUSED)
     model = await call.model(body.model)
-    plan, ignored = body.planned_tools()
-    call.ignore("x-edgekit-ignored-tools", ignored)
+    plan = body.planned_tools()
     options = body.sampling(call.service.models.default_sampling(model))
     options |= {"schema": plan.schema} if plan.is_forced else body.form()
     answers = await ask(call, model, PromptJob(body.plain(), options, 1, plan.described, body.template_options()))

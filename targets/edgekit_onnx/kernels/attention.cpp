@@ -54,6 +54,10 @@ INLINE Vector all(float value) {
   std::fill(made.lanes, made.lanes + kLanes, value);
   return made;
 }
+INLINE Vector larger(Vector a, const Vector& b) {  // b where a is NaN
+  for (size_t i = 0; i < kLanes; i++) a.lanes[i] = a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i];
+  return a;
+}
 INLINE Vector add_product(Vector sum, const Vector& a, const Vector& b) {
   for (size_t i = 0; i < kLanes; i++) sum.lanes[i] = std::fma(a.lanes[i], b.lanes[i], sum.lanes[i]);
   return sum;
@@ -107,6 +111,7 @@ using Vector = __m256;
 TARGET INLINE Vector load(const float* from) { return _mm256_loadu_ps(from); }
 TARGET INLINE void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
 TARGET INLINE Vector all(float value) { return _mm256_set1_ps(value); }
+TARGET INLINE Vector larger(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 TARGET INLINE Vector add_product(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
 
 TARGET INLINE __m128 four(const float* from, const float*) { return _mm_loadu_ps(from); }
@@ -152,6 +157,7 @@ using Vector = __m512;
 TARGET INLINE Vector load(const float* from) { return _mm512_loadu_ps(from); }
 TARGET INLINE void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
 TARGET INLINE Vector all(float value) { return _mm512_set1_ps(value); }
+TARGET INLINE Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 TARGET INLINE Vector add_product(Vector sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
 
 using avx2::four;

@@ -65,6 +65,9 @@ struct AttentionPath {
   void (*begin)(const Sums& sums, size_t count, size_t size);
   void (*join)(const Sums& sums, const Sums& next, size_t count, size_t size);
   void (*finish)(const Sums& sums, const float* sinks, const Queries& queries, size_t size, float* out, size_t stride);
+  // Rotates the pairs of a head's channels by a token's angles; channels beyond the tables stay. `factor` scales all.
+  void (*rotate)(const float* from, size_t size, const float* cosines, const float* sines, size_t pairs,
+                 bool interleaved, float factor, float* to);
   // Stores numbers as the cache holds them.
   void (*store)(Stored stored, const float* from, const float* steps, size_t count, void* to);
 };

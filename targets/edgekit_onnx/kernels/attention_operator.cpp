@@ -20,18 +20,6 @@ constexpr size_t kMostSums = 4 << 20;      // floats of such blocks
 constexpr size_t kLittleWork = 64 << 10;   // products of numbers, for which no thread is asked
 constexpr size_t kTokensAtOnce = 16;       // that are rotated
 
-// Rotates the pairs of a head's channels by a token's angles; channels beyond the tables stay. `factor` scales all.
-void rotate(const float* from, size_t size, const float* cosines, const float* sines, size_t pairs, bool interleaved,
-            float factor, float* to) {
-  const size_t step = interleaved ? 2 : 1, other = interleaved ? 1 : pairs;
-  for (size_t i = 0; i < pairs; i++) {
-    const float a = from[i * step], b = from[i * step + other];
-    to[i * step] = (a * cosines[i] - b * sines[i]) * factor;
-    to[i * step + other] = (b * cosines[i] + a * sines[i]) * factor;
-  }
-  for (size_t i = 2 * pairs; i < size; i++) to[i] = from[i] * factor;
-}
-
 float* work_of(size_t floats) {
   thread_local std::vector<float> work;
   if (work.size() < floats) work.resize(floats);
@@ -94,13 +82,13 @@ class AttentionNode : public Node {
       const float *cosine = cosines + position * pairs, *sine = sines + position * pairs;
       for (size_t head = 0; head < node.heads_; head++) {
         const size_t place = ((sequence * node.shared_ + head / node.group_) * tokens + token) * node.group_;
-        rotate(query + row * query_stride + head * size, size, cosine, sine, pairs, node.interleaved_, factor,
-               rotated + (place + head % node.group_) * size);
+        path.rotate(query + row * query_stride + head * size, size, cosine, sine, pairs, node.interleaved_, factor,
+                    rotated + (place + head % node.group_) * size);
       }
       if (!added) return;
       float* turned = work_of(size);
       for (size_t head = 0; head < node.shared_; head++) {
-        rotate(key + row * key_stride + head * size, size, cosine, sine, pairs, node.interleaved_, 1, turned);
+        path.rotate(key + row * key_stride + head * size, size, cosine, sine, pairs, node.interleaved_, 1, turned);
         path.store(node.stored_, turned, key_steps ? key_steps + head * size : nullptr, size,
                    cached(keys, sequence, head, position));
         path.store(node.stored_, value + row * key_stride + head * size,

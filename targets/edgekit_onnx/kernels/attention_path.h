@@ -51,22 +51,21 @@ TARGET INLINE float exponential(float x) {
 // Turns the scores `from` to `to` of a block into weights. Those outside `first` to `end` are of keys not seen.
 TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t end, float cap, float* most,
                   float* total) {
-  float largest[kTogether], sums[kTogether] = {};
-  for (float& each : largest) each = kLowest;
-  for (size_t at = from; at < to; at += kTogether) {
-    float* score = scores + at;
-    if (cap > 0)
-      for (size_t i = 0; i < kTogether; i++) {
-        const float power = exponential(std::fabs(score[i]) * (-2 / cap));  // tanh x = (1 - e^-2x) / (1 + e^-2x)
-        score[i] = std::copysign(cap * ((1 - power) / (1 + power)), score[i]);
-      }
-    if (at < first || at + kTogether > end)
-      for (size_t i = 0; i < kTogether; i++)
-        if (at + i < first || at + i >= end) score[i] = -std::numeric_limits<float>::infinity();
-    for (size_t i = 0; i < kTogether; i++) largest[i] = score[i] > largest[i] ? score[i] : largest[i];
-  }
-  float top = kLowest;
-  for (const float each : largest) top = each > top ? each : top;
+  if (cap > 0)
+    for (size_t at = from; at < to; at++) {
+      const float power = exponential(std::fabs(scores[at]) * (-2 / cap));  // tanh x = (1 - e^-2x) / (1 + e^-2x)
+      scores[at] = std::copysign(cap * ((1 - power) / (1 + power)), scores[at]);
+    }
+  const float unseen = -std::numeric_limits<float>::infinity();
+  std::fill(scores + from, scores + std::min(std::max(first, from), to), unseen);
+  std::fill(scores + std::max(std::min(end, to), from), scores + to, unseen);
+  Vector largest = all(kLowest);
+  for (size_t at = from; at < to; at += kLanes) largest = larger(load(scores + at), largest);
+  float lanes[kLanes], sums[kTogether] = {};
+  store(lanes, largest);
+  for (size_t half = kLanes / 2; half; half /= 2)
+    for (size_t i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
+  const float top = lanes[0];
   for (size_t at = from; at < to; at += kTogether)
     for (size_t i = 0; i < kTogether; i++) {
       const float weight = exponential(scores[at + i] - top);
@@ -192,6 +191,23 @@ TARGET void finish(const Sums& sums, const float* sinks, const Queries& queries,
   }
 }
 
+TARGET void rotate(const float* from, size_t size, const float* cosines, const float* sines, size_t pairs,
+                   bool interleaved, float factor, float* to) {
+  if (interleaved)
+    for (size_t i = 0; i < pairs; i++) {
+      const float a = from[2 * i], b = from[2 * i + 1];
+      to[2 * i] = (a * cosines[i] - b * sines[i]) * factor;
+      to[2 * i + 1] = (b * cosines[i] + a * sines[i]) * factor;
+    }
+  else
+    for (size_t i = 0; i < pairs; i++) {
+      const float a = from[i], b = from[pairs + i];
+      to[i] = (a * cosines[i] - b * sines[i]) * factor;
+      to[pairs + i] = (b * cosines[i] + a * sines[i]) * factor;
+    }
+  for (size_t i = 2 * pairs; i < size; i++) to[i] = from[i] * factor;
+}
+
 TARGET void keep(Stored stored, const float* from, const float* steps, size_t count, void* to) {
   if (stored == Stored::kFloats) std::copy(from, from + count, static_cast<float*>(to));
   if (stored == Stored::kHalves)
@@ -203,4 +219,4 @@ TARGET void keep(Stored stored, const float* from, const float* steps, size_t co
     }
 }
 
-constexpr AttentionPath kPath = {block, begin, join, finish, keep};
+constexpr AttentionPath kPath = {block, begin, join, finish, rotate, keep};

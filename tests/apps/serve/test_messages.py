@@ -133,6 +133,7 @@ def test_billing_line_does_not_prevent_prefix_hits(client: anthropic.Anthropic) 
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "x"}]}, anthropic.BadRequestError),
         ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError),
         ({"model": "other"}, anthropic.NotFoundError),
     ],
 )
@@ -144,6 +145,7 @@ def test_refusals_have_the_form_of_the_api(
         client.post("/v1/messages", body=body, cast_to=object)
     assert refused.value.body["type"] == "error"
     assert set(refused.value.body["error"]) == {"type", "message"}
+    assert "tools" not in change or "tools.0.type: tools of type 'web_search_20250305'" in str(refused.value)
 
 
 def test_a_thinking_budget_ends_the_thinking() -> None:
