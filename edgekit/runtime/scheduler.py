@@ -360,7 +360,7 @@ def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:
     decoding, prefilling = list[Request](), list[Request]()
     for request in running:
         if request.state is not None:
-            (decoding if request.num_pending == 1 else prefilling).append(request)
+            (decoding if request.is_decoding else prefilling).append(request)
     prefilling.sort(key=lambda request: request.counters.prefill_chunks)
     return decoding, prefilling
 

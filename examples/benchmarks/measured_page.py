@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -133,15 +134,12 @@ def speeds() -> list[Speeds]:
     return [*found, Speeds(OLDER, "1.2 B", older)]
 
 
+@cache
 def peers() -> dict[str, Row]:
     """The engines that were compared on random weights of 1.2 B parameters, by the names of the page."""
     engines = stored("peers.json")["engines"]
     names = (EDGEKIT, SPINNING, f"{LLAMA_CPP}, 8-bit head", f"{LLAMA_CPP}, Q6_K head", GENAI)
     return dict(zip(names, engines, strict=True))
-
-
-def best_llama_cpp(metric: str) -> float:
-    return max(float(row[metric]) for name, row in peers().items() if name.startswith(LLAMA_CPP))
 
 
 def speed_table() -> str:
