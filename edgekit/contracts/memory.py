@@ -41,7 +41,7 @@ def sized(kind: str, size: int, what: str) -> Term:
 
 
 def total(terms: Iterable[Term], *kinds: str) -> int:
-    """Return the bytes of the terms, or of those of some classes."""
+    """Return the bytes of all terms, or of some classes only."""
     return sum(term.bytes for term in terms if not kinds or term.kind in kinds)
 
 
@@ -260,7 +260,7 @@ def usual_terms(
 ) -> list[Term]:
     """Return the terms of a target that copies its weights and allocates each cache and each step as it is asked for.
 
-    `layer_bytes`: of a graph, for each layer. `planned_rows`: of logits with reserved memory, besides those of a step.
+    `layer_bytes`: of a graph, for each layer. `planned_rows`: of logits with reserved memory, in addition to a step's.
     """
     weights, caches, runtime = weights or load.weights(), load.caches(cache), load.runtime(layer_bytes)
     tokens = load.call_tokens(load.held_tokens)

@@ -64,7 +64,7 @@ DRAFTERS = {
     "draft model, always 3": "draft model, always three",
     "early exit": "early exit, of a model not trained for it",
 }
-FEWER_BITS = "5.32"  # the weights have as many bytes then as those of IQ4_XS
+FEWER_BITS = "5.32"  # the weights have as many bytes then as in IQ4_XS
 RECIPES = ("default", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
 
 Row = dict[str, Any]
@@ -334,7 +334,7 @@ class Bar(NamedTuple):
 
 
 def bars(title: str, shown: Sequence[Bar]) -> str:
-    """A chart of horizontal bars; those of edgekit are blue."""
+    """A chart of horizontal bars; edgekit's are blue."""
     left, wide, high = 310, 330, 22
     most = max(bar.value for bar in shown)
     lines = [f'<text class="t" x="12" y="24">{title}</text>']

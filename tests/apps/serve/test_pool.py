@@ -30,7 +30,7 @@ class Shelf:
         self.runtimes: dict[str, Runtime] = {}
 
     def model(self, name: str, size: int, seconds: float = 0.0) -> OnDemand:
-        """A model of `size` bytes, in addition to those of the process."""
+        """A model that adds `size` bytes to the process."""
 
         def open_it(memory: int | None) -> Runtime:
             self.opened.append(name)
