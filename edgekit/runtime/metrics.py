@@ -124,44 +124,6 @@ class Metrics(Frozen):
         return self.prefix_hit_tokens / self.prefix_asked_tokens if self.prefix_asked_tokens else None
 
 
-@dataclass
-class RuntimeCounters:
-    """The running sums behind `Metrics`, under the same names."""
-
-    requests: int = 0
-    steps: int = 0
-    engine_s: float = 0.0
-    host_s: float = 0.0
-    peak_kv_bytes: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    evictions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    tokens: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-
-    def add_ended(self, reason: str, timings: Timings, evictions: int) -> None:
-        """Add a request that ended."""
-        self.finished[reason] += 1
-        self.evictions += evictions
-        self.prompt_tokens += timings.prompt_tokens
-        self.cached_tokens += timings.cached_tokens
-        self.tokens += timings.tokens
-        self.proposed += timings.proposed
-        self.accepted += timings.accepted
-        self.queue_s += timings.queue_s
-        self.prefill_s += timings.prefill_s
-        self.decode_s += timings.decode_s
-
-    def metrics(self, **now: int) -> Metrics:
-        """Return these sums as `Metrics`, with the current figures `now`."""
-        return Metrics.model_validate({**vars(self), "finished": dict(self.finished), **now})
-
-
 class RequestHistograms:
     """The histograms of all requests since a runtime was opened, by the names of `/metrics`."""
 
@@ -199,3 +161,45 @@ class RequestHistograms:
             "request_generation_tokens": self._generated,
         }
         return {name: histogram.copy() for name, histogram in named.items()}
+
+
+@dataclass
+class RuntimeCounters:
+    """The running sums behind `Metrics`, under the same names, and the histograms."""
+
+    requests: int = 0
+    steps: int = 0
+    engine_s: float = 0.0
+    host_s: float = 0.0
+    peak_kv_bytes: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    evictions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    histograms: RequestHistograms = field(default_factory=RequestHistograms)
+
+    def add_ended(self, reason: str, timings: Timings, evictions: int) -> None:
+        """Add a request that ended."""
+        if reason != "error":
+            self.histograms.add_ended(timings)
+        self.finished[reason] += 1
+        self.evictions += evictions
+        self.prompt_tokens += timings.prompt_tokens
+        self.cached_tokens += timings.cached_tokens
+        self.tokens += timings.tokens
+        self.proposed += timings.proposed
+        self.accepted += timings.accepted
+        self.queue_s += timings.queue_s
+        self.prefill_s += timings.prefill_s
+        self.decode_s += timings.decode_s
+
+    def metrics(self, **now: int) -> Metrics:
+        """Return these sums as `Metrics`, with the current figures `now`."""
+        sums = {name: value for name, value in vars(self).items() if name in Metrics.model_fields}
+        return Metrics.model_validate({**sums, "finished": dict(self.finished), **now})
