@@ -15,7 +15,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes
 from edgekit.contracts.stored_weights import adapter_bytes, by_rows_bytes, rows_read_bytes, stored_weight_bytes
 from edgekit.contracts.token_costs import CacheFormat, storing_layers
 from edgekit.model.head_spec import HeadSpec
@@ -169,7 +169,7 @@ class MemoryLoad(NamedTuple):
         shared = sum(model.kv_owner(index) != index for index in range(len(model.layers)))
         why += f"; {shared} layers share caches of others" if shared else ""
         if spacing := checkpoint_tokens(model):
-            layers, part = sum(layer.is_recurrent for layer in model.layers), part_bytes(recurrent_shapes(model))
+            layers, part = sum(layer.is_recurrent for layer in model.layers), part_bytes(model)
             recurrent = f"{show_bytes(recurrent_bytes(model, tokens))} of {layers} recurrent layers: {show_bytes(part)}"
             why = f"({why} + {recurrent}, with a checkpoint every {spacing} tokens)"
         size = cache.state_bytes(model, tokens, self.kv_bits) if state is None else state

@@ -8,7 +8,7 @@ from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, sized, usual_terms
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import checkpoint_tokens, step_part_bytes
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes
 from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, stored_weight_bytes, tensor_bytes
 from edgekit.contracts.token_costs import CacheFormat
 from edgekit.model.spec import ModelSpec
@@ -186,11 +186,15 @@ def reading_bytes(load: MemoryLoad) -> int:
 
 
 def _recurrent_bytes(load: MemoryLoad) -> int:
-    """Return the extra bytes of recurrent state that a step allocates: a copy for every sequence."""
+    """Return the extra bytes of recurrent state that a step allocates: a copy for every sequence.
+
+    A prompt is read for one sequence. A step of all sequences leaves the rest of a prompt's activations to them.
+    """
     if checkpoint_tokens(load.model) is None:
         return 0
     spare = largest_layer(load, fed_tokens(load)).bytes - largest_layer(load, load.sequences).bytes
-    return step_part_bytes(load.model, 1.0, load.sequences, spare)
+    one = part_bytes(load.model)
+    return max(one, load.sequences * one - spare)
 
 
 def attending_bytes(load: MemoryLoad) -> int:

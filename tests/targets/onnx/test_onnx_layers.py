@@ -31,7 +31,7 @@ from edgekit.artifact.self_check import self_check
 from edgekit.contracts import recurrent
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.recipe import named_recipe
-from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
+from edgekit.contracts.recurrent import part_bytes
 from edgekit.contracts.token_costs import CacheFormat
 from edgekit.errors import DamagedArtifact
 from edgekit.model.families import model_from_config
@@ -105,7 +105,7 @@ def test_segments_with_wrong_checkpoints_or_tokens_are_refused(
 def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules() -> None:
     """Qwen3.5-0.8B has 18 delta rules with a memory of 1 MiB each."""
     model = model_from_config(QWEN_35_SMALL, "qwen", "config.json")
-    part, recipe = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32")
+    part, recipe = part_bytes(model), named_recipe("s4-g32")
     load = MemoryLoad(model, recipe, "cpu", facts(recipe, False), 4096, sequences=64, kv_bits=32, chunk_tokens=512)
 
     def recurrent(load: MemoryLoad) -> int:
