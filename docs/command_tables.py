@@ -1,4 +1,4 @@
-"""Writes the tables of options in docs/commands/ and of features in docs/concepts.md, and what agents read.
+"""Writes the tables of options in docs/commands/ and of features in docs/concepts.md, docs/schemas/, what agents read.
 
 `docs/llms.txt` lists the pages, `examples/skill/SKILL.md` says how to use edgekit. Run `python docs/command_tables.py`
 after an option, a capability or a page that they quote changes; a test compares the files with their sources.
@@ -6,14 +6,21 @@ after an option, a capability or a page that they quote changes; a test compares
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import click
+from pydantic import BaseModel
 
 from edgekit import plugins
+from edgekit.apps.bench.eval.evaluation import Evaluation
+from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.bench.report.results import Report
+from edgekit.apps.bench.tasks.results import TaskReport
+from edgekit.apps.bench.workload import Workload
 from edgekit.cli import GROUPS, command
 from edgekit.contracts.capabilities import Feature
 from edgekit.contracts.recipe import RECIPES
@@ -23,6 +30,13 @@ from edgekit.testing import fake_model
 DOCUMENTED = Path(__file__).parent / "commands"
 CONCEPTS = DOCUMENTED.parent / "concepts.md"
 TARGETS = ("onnx", "mlx", "executorch", "llamacpp")
+_MEASURED: dict[str, type[BaseModel]] = {
+    "workload": Workload,
+    "measurement": Measurement,
+    "evaluation": Evaluation,
+    "report": Report,
+    "tasks": TaskReport,
+}
 _PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)
@@ -148,9 +162,25 @@ def _unlinked(text: str) -> str:
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)
 
 
+def schemas() -> dict[Path, str]:
+    """Return the JSON schemas of measurements, whose `$id` has their version.
+
+    New fields have a default; any other change increases the version.
+    """
+    texts = {}
+    for name, model in _MEASURED.items():
+        schema = model.model_json_schema() | {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": f"edgekit:{name}:{model.model_fields['version'].default}",
+        }
+        text = json.dumps(schema, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        texts[DOCUMENTED.parent / "schemas" / f"{name}.schema.json"] = text
+    return texts
+
+
 def main() -> None:
     """Write all pages."""
-    for page, text in (pages() | agent_pages()).items():
+    for page, text in (pages() | agent_pages() | schemas()).items():
         page.write_text(text)
 
 

@@ -12,16 +12,12 @@ from edgekit.common.free_memory import free_memory
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.memory import Term, sized, total
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Recipe, budget_bytes
 from edgekit.contracts.target import Target
 from edgekit.errors import DoesNotFit
-from edgekit.model.spec import ModelSpec
-from edgekit.planner.make import usual_method
 from edgekit.planner.memory import load_of
-from edgekit.quant.backward import PIECES, sequences_at_once
 from edgekit.quant.calibration import LENGTH, SEQUENCES
-from edgekit.quant.reference_decoder import HEAD_ROWS
-from edgekit.quant.sensitivity import SCORED_TOKENS
+from edgekit.quant.effort import calibration_bytes, usual_method
+from edgekit.quant.shards import largest_layer_bytes
 
 _PYTHON_BYTES = 32 * MIB  # with numpy, pydantic and edgekit
 _SLICES_BYTES = 32 * MIB  # rows that are unpacked, multiplied and compared at once, in the two threads of the check
@@ -29,12 +25,6 @@ _TOKENIZER_SHARE = 0.2  # of what reading a tokenizer takes; the rest is returne
 _LAYERS = 2  # of the reference: the next one is read while the last one is still held
 _LOGITS = 3  # of the widest cache, of a narrower one, and the reference's
 _TORCH_BYTES = 125 * MIB  # of its import and first product: measured on x86-64 Linux
-_FLOAT = 4
-_ROUNDED_LAYERS = 3  # of floats: as read, in the order of rounding, and as stored
-_RESIDUALS, _INNER = 15, 4  # arrays of a token in a layer: of the residual, and of the feed-forward
-_MOMENTS = 5  # the second moments of a linear's inputs, ordered, damped, factored, inverted, and LAPACK's copies
-_HEAD = 4  # arrays of a token at the head: of a block of its rows, and of the residual
-_SAVED_RESIDUALS, _SAVED_INNER = 12, 8  # arrays of a token that a layer keeps for its backward pass
 _PRIVATE = "private_weights_bytes", "kv_bytes", "activation_bytes"
 
 
@@ -42,14 +32,14 @@ def _steps(plan: Plan, target: Target, calibration_tokens: int) -> Iterator[Term
     model, load, costs, reading = plan.model, load_of(plan), target.export_costs, sum(plan.memory.tokenizer(plan.model))
     base = _PYTHON_BYTES + round(_TOKENIZER_SHARE * reading)
     if calibration_tokens:
-        size = base + _TORCH_BYTES + _calibration_bytes(model, plan.recipe, calibration_tokens)
+        size = base + _TORCH_BYTES + calibration_bytes(model, plan.recipe, calibration_tokens)
         yield sized("export_bytes", size, f"to choose integers on {calibration_tokens:,} tokens")
     base += costs.tools
     values = model.parameters + (model.vocab_size * model.hidden_size if model.tied else 0)
     cache = total(target.memory(load), "kv_bytes")
     lowering = _TORCH_BYTES + round(costs.value * values + costs.cache * cache) if costs.value else 0
     yield sized("export_bytes", base + max(lowering, round(costs.tokenizer * reading)), "to write the files")
-    base += _TORCH_BYTES + _LAYERS * _largest_layer_bytes(model)
+    base += _TORCH_BYTES + _LAYERS * largest_layer_bytes(model)
     largest = max(tensor.size for tensor in model.tensors()) * 4
     yield sized("export_bytes", base + largest + _SLICES_BYTES, "to read the largest tensor back")
     load = load._replace(held_tokens=min(CHECKED_TOKENS, load.held_tokens), chunk_tokens=TOKENS_A_CALL, sequences=1)
@@ -78,26 +68,3 @@ def check_memory(plan: Plan, target: Target, calibration_tokens: int) -> None:
             f"exporting {plan.model.name} for {plan.target} takes {peak.why} and {show_bytes(free.bytes)} are free"
             f" ({free.source}); {cure}free memory, or export it on a larger machine: the artifact runs here too"
         )
-
-
-def _largest_layer_bytes(model: ModelSpec) -> int:
-    """Return the bytes of the largest layer in float32."""
-    prefix, sizes = f"{model.prefix}layers.", [0] * len(model.layers)
-    for tensor in model.tensors():
-        if tensor.name.startswith(prefix):
-            sizes[int(tensor.name.removeprefix(prefix).partition(".")[0])] += tensor.size * _FLOAT
-    return max(sizes)
-
-
-def _calibration_bytes(model: ModelSpec, recipe: Recipe, tokens: int) -> int:
-    """Return the most bytes of choosing integers on `tokens`: by GPTQ, and by sensitivity where a budget is spent."""
-    hidden, inner = model.hidden_size, max(layer.intermediate_size or model.intermediate_size for layer in model.layers)
-    most, kept = tokens * (_RESIDUALS * hidden + _INNER * inner) + _MOMENTS * inner**2, 0
-    if budget_bytes(recipe, model) is not None:
-        at_once = sequences_at_once(model, LENGTH)
-        scored = min(tokens, SCORED_TOKENS, PIECES * at_once * LENGTH)
-        head = _HEAD * (HEAD_ROWS + hidden)
-        backward = _SAVED_RESIDUALS * hidden + _SAVED_INNER * inner
-        most = max(most, min(scored, at_once * LENGTH) * max(head, backward))
-        kept = scored * hidden * (len(model.layers) + 1)  # the inputs of all layers, whose space the heap keeps
-    return _ROUNDED_LAYERS * _largest_layer_bytes(model) + (kept + most) * _FLOAT

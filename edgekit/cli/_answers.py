@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -101,23 +101,6 @@ def interruptible(stream: Stream | LoopStream) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def load_adapters(runtime: Runtime, given: Sequence[str]) -> None:
-    """Load every `NAME[=PATH]` of --adapter."""
-    for each in given:
-        runtime.load_adapter(*adapter_of(each))
-
-
-@contextmanager
-def kept_prefixes(runtime: Runtime, path: Path | None) -> Iterator[None]:
-    """Load prefixes from the file before the block, and save them to it after the block."""
-    check_output(path)
-    if path is not None and path.exists():
-        runtime.load_prefixes(path)
-    yield
-    if path is not None:
-        runtime.save_prefixes(path)
-
-
 def show_metrics(runtime: Runtime, seconds: float) -> str:
     """Format time, tokens and memory of all requests together."""
     metrics, speculation = runtime.metrics(), runtime.speculation()
@@ -139,8 +122,11 @@ def show_metrics(runtime: Runtime, seconds: float) -> str:
 
 
 @contextmanager
-def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
-    """Open an artifact and print its notes; a terminal is told where that takes seconds."""
+def opened(artifact: Path, options: OpenOptions, answering: Answering) -> Iterator[Runtime]:
+    """Open an artifact with its adapters and the prefixes of a file, which are saved after the block; print notes.
+
+    A terminal is told where that takes seconds.
+    """
     telling = threading.Timer(_SLOW_S, announce, [f"opening {artifact}"])
     if sys.stderr.isatty():
         telling.start()
@@ -151,7 +137,14 @@ def opened(artifact: Path, options: OpenOptions) -> Iterator[Runtime]:
     with runtime:
         for note in runtime.notes:
             click.echo(f"note: {note}", err=True)
+        check_output(answering.prefixes)
+        if answering.prefixes is not None and answering.prefixes.exists():
+            runtime.load_prefixes(answering.prefixes)
+        for each in answering.adapters:
+            runtime.load_adapter(*adapter_of(each))
         yield runtime
+        if answering.prefixes is not None:
+            runtime.save_prefixes(answering.prefixes)
 
 
 def write(text: str) -> None:

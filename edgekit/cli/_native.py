@@ -6,6 +6,7 @@ import secrets
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from edgekit.artifact.artifact import read_manifest
 from edgekit.cli._answers import figures_of, interruptible, write
@@ -59,22 +60,25 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
                     if not given.choice.json_:
                         write(text)
             answer = stream.answer()
-        timings = Timings(
-            first_token_s=answer.prefill_s,
-            total_s=perf_counter() - started,
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            prefill_s=answer.prefill_s,
-            tokens=len(answer.tokens),
-            decode_s=answer.decode_s,
-            proposed=answer.drafted_tokens,
-            accepted=answer.accepted_tokens,
-        )
-        # The library takes memory otherwise than the Python runtime does.
-        facts = plan.memory.model_copy(update={"copied_share": loop.copied_share})
-        predicted = predict(load_of(plan)._replace(facts=facts, sequences=1), load_target(plan.target).memory)
-        plan = plan.model_copy(update={"estimate": predicted})
-        figures = figures_of(plan, timings, started - began, memory=_report(plan, before, loop.memory()))
+        figures: dict[str, Any] = {}
+        if given.choice.stats or given.choice.json_:
+            timings = Timings(
+                first_token_s=answer.prefill_s,
+                total_s=perf_counter() - started,
+                prompt_tokens=answer.prompt_tokens,
+                cached_tokens=answer.cached_tokens,
+                prefill_s=answer.prefill_s,
+                tokens=len(answer.tokens),
+                decode_s=answer.decode_s,
+                proposed=answer.drafted_tokens,
+                accepted=answer.accepted_tokens,
+            )
+            # The library maps no packed weights and runs one sequence.
+            target = load_target(plan.target)
+            facts = plan.memory.model_copy(update={"copied_share": target.copied_share})
+            predicted = predict(load_of(plan)._replace(facts=facts, sequences=1), target.memory)
+            plan = plan.model_copy(update={"estimate": predicted})
+            figures = figures_of(plan, timings, started - began, memory=_report(plan, before, loop.memory()))
     return RunResult(answer.text, answer.finish_reason, options["seed"], len(answer.tokens), figures, bool(caught))
 
 

@@ -72,14 +72,19 @@ class LinesOutput(Frozen):
     output: Annotated[Path | None, Option(short="o")] = Field(default=None, description="Write jsonl here; resumable.")
 
 
-class PlanDevices(Frozen):
+class OwnProfiles(Frozen):
+    profiles: Annotated[tuple[Path, ...], Option(metavar="DIR")] = Field(
+        default=(), description="A folder of your own profiles."
+    )
+
+
+class PlanDevices(OwnProfiles):
     """The devices of `plan` and `export`, and options that go with them."""
 
     devices: Annotated[tuple[str, ...], Option(name="device", default="this")] = Field(
         default=(), description="A device profile by name or path, or `this`."
     )
     draft: str | None = Field(default=None, description="A draft model to run with MODEL; its memory is planned too.")
-    profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
 
     def names(self) -> list[str]:
         return list(self.devices) or ["this"]

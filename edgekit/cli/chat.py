@@ -17,8 +17,6 @@ from edgekit.cli._answers import (
     STOPPING,
     Answering,
     generation_options,
-    kept_prefixes,
-    load_adapters,
     opened,
 )
 from edgekit.cli._artifact_for import artifact_for
@@ -65,16 +63,12 @@ def command(
     given = generation_options(answering, sampling, stopping)
     artifact = artifact_for(model, opening)
     began = perf_counter()
-    with (
-        opened(artifact, opening.model_copy(update={"warm_template": True})) as runtime,
-        kept_prefixes(runtime, answering.prefixes),
-    ):
+    with opened(artifact, opening.model_copy(update={"warm_template": True}), answering) as runtime:
         if not runtime.engine.capabilities.generates:
             use = "rerank" if runtime.engine.capabilities.classifies else "embed"
             raise Unsupported(f"{model}: an encoder writes no text; use `edgekit {use} {model} FILE`")
         if not runtime.template.exists:
             raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
-        load_adapters(runtime, answering.adapters)
         sampled = chat_sampling(artifact, given)
         conversation = Conversation(runtime, {**sampled.options, **given}, answering.system, perf_counter() - began)
         if sys.stdin.isatty():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 import click
 from pydantic import Field
 
 from edgekit.cli._console import console, draw
-from edgekit.cli._options import json_option, options
-from edgekit.common.base import Frozen
+from edgekit.cli._options import OwnProfiles, SomeFields, json_option, options
 from edgekit.common.units import show_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError
@@ -26,31 +24,25 @@ _WIDE = 130
 _EMBEDS = "onnx"  # the target whose artifacts give embeddings
 
 
-class ChooseOptions(Frozen):
+class ChooseOptions(OwnProfiles):
     """The device, and the models to choose from."""
 
     device: str = Field(default="this", description="A device profile by name or path, or `this`.")
     task: Literal["chat", "code", "embed"] | None = Field(
         default=None, description="Only models for this task; without it, models that generate text."
     )
-    profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
-    context: int | None = Field(default=None, ge=16, le=1 << 27, description="Tokens of context that must fit.")
-    min_tokens_per_second: float | None = Field(
-        default=None, gt=0, description="Least decoding speed, in tokens a second."
-    )
     all: bool = Field(default=False, description="List the models that do not fit too, with the reason.")
 
 
 @click.command()
-@options(choice=ChooseOptions)
+@options(choice=ChooseOptions, request=SomeFields(PlanRequest, ("context", "min_tokens_per_second")))
 @json_option("JSON instead of a table.")
-def command(choice: ChooseOptions, as_json: bool) -> None:
+def command(choice: ChooseOptions, request: PlanRequest, as_json: bool) -> None:
     """List known models that fit a device, the largest first: licence, memory and speed as `plan` predicts them.
 
     The table of models comes with edgekit and is dated; nothing is downloaded.
     """
     table = known_models()
-    request = PlanRequest(context=choice.context, min_tokens_per_second=choice.min_tokens_per_second)
     tasks = {"chat", "code"} if choice.task is None else {choice.task}
     rows = [_row(model, choice, request) for model in table.models if tasks & set(model.tasks)]
     rows.sort(key=lambda row: -row["parameters"])

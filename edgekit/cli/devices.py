@@ -11,7 +11,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._console import WIDE_TABLE, console as new_console
-from edgekit.cli._options import json_option, options
+from edgekit.cli._options import OwnProfiles, json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteCount, Option
 from edgekit.common.units import show_bytes
@@ -40,11 +40,9 @@ from edgekit.planner.speed import at_half
 _FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
 _SHOWN, _RECIPE, _CONTEXT = "Llama-3.2-1B-Instruct", "s4-g64", 4096  # of the speeds that are shown
 _COMPUTE = ("fp32_tflops", "fp16_tflops", "int8_tops", "cores")
-Profiles = Annotated[tuple[Path, ...], Option(metavar="DIR")]
-_OWN_PROFILES = "A folder of your own profiles."
 
 
-class DeviceFilter(Frozen):
+class DeviceFilter(OwnProfiles):
     """Choose the devices to list."""
 
     kind: DeviceKind | None = Field(default=None, description="Only devices of this kind.")
@@ -53,10 +51,9 @@ class DeviceFilter(Frozen):
     min_memory: ByteCount | None = Field(
         default=None, description="Only devices that give one app at least this much, e.g. 6GiB."
     )
-    profiles: Profiles = Field(default=(), description=_OWN_PROFILES)
 
 
-class DeviceOptions(Frozen):
+class DeviceOptions(OwnProfiles):
     """Choose what to show of one device."""
 
     os_version: Annotated[str | None, Option(metavar="VERSION")] = Field(
@@ -66,7 +63,6 @@ class DeviceOptions(Frozen):
         default=(), description="The budget with this entitlement."
     )
     measure: bool = Field(default=False, description="With `this`: measure again instead of using stored measurements.")
-    profiles: Profiles = Field(default=(), description=_OWN_PROFILES)
 
 
 @click.group(name="devices", invoke_without_command=True)

@@ -17,8 +17,6 @@ from edgekit.cli._answers import (
     Repetition,
     generation_options,
     interruptible,
-    kept_prefixes,
-    load_adapters,
     opened,
     show_metrics,
     show_statistics,
@@ -106,12 +104,11 @@ def command(
 
 
 def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
-    choice, answering = given.choice, given.answering
+    choice, _answering = given.choice, given.answering
     opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
-    with opened(artifact, opening) as runtime, kept_prefixes(runtime, answering.prefixes):
+    with opened(artifact, opening, given.answering) as runtime:
         opened_s = perf_counter() - began
-        load_adapters(runtime, answering.adapters)
         stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
             repetition = Repetition(stream) if given.generation.get("max_tokens") is None else None
@@ -140,12 +137,7 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
     if choice.ray is not None:
         return _batch_on_ray(artifact, file, choice.ray, given)
     lines = questions(file)
-    with (
-        opened(artifact, given.opening) as runtime,
-        kept_prefixes(runtime, answering.prefixes),
-        progress_display() as progress,
-    ):
-        load_adapters(runtime, answering.adapters)
+    with opened(artifact, given.opening, given.answering) as runtime, progress_display() as progress:
         began = perf_counter()
         with ResultsFile(choice.output) as answers:
             work = partial(answers_to, runtime, given.generation)

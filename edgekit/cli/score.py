@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from pydantic import Field
 
 from edgekit.cli._console import draw
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_and_prompt, results_of, work_through
-from edgekit.cli._options import LinesOutput, json_option, options
+from edgekit.cli._options import LinesOutput, SomeFields, json_option, options
 from edgekit.cli._progress import progress_display
-from edgekit.common.bounds import Sequences
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput, quote_short
+from edgekit.runtime.open_options import OpenOptions
 
 if TYPE_CHECKING:
     from edgekit.runtime.runtime import Runtime
@@ -33,18 +32,12 @@ class ScoreLine(NamedTuple):
     continuations: list[str]
 
 
-class ScoreOptions(LinesOutput):
-    sequences: Sequences | None = Field(
-        default=None, description="Batch size: lines that are computed together; without it, as planned."
-    )
-
-
 @click.command(name="score")
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options(choice=ScoreOptions)
+@options(opening=SomeFields(OpenOptions, ("sequences",)), written=LinesOutput)
 @json_option("Print jsonl instead of a table.")
-def command(artifact: Path, file: Path, choice: ScoreOptions, as_json: bool) -> int:
+def command(artifact: Path, file: Path, opening: OpenOptions, written: LinesOutput, as_json: bool) -> int:
     """Print the log-probability that ARTIFACT gives each continuation in FILE, a jsonl.
 
     A line has `prompt` (a text) or `messages`, and `continuations`, a list of texts; without them the prompt itself is
@@ -52,12 +45,12 @@ def command(artifact: Path, file: Path, choice: ScoreOptions, as_json: bool) -> 
     """
     import edgekit
 
-    output = choice.output
+    output = written.output
     if as_json and output is not None:
         raise InvalidInput("--json prints to standard output and --output writes to a file; give one of them")
     lines, table = LineFile(file, _line), list[dict[str, Any]]()
     with (
-        edgekit.open(artifact, sequences=choice.sequences) as runtime,
+        edgekit.open(artifact, opening) as runtime,
         progress_display() as progress,
         ResultsFile(output) as results,
     ):

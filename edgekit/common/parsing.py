@@ -50,9 +50,9 @@ def read_text(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:
         raise InvalidInput(f"{path}: is not text in UTF-8: {error.reason} at byte {error.start:,}") from error
 
 
-def read_json(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
-    return parse_json(read_bytes(path, limit_bytes), str(path))
+    return parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path))
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes
 from edgekit.contracts.stored_weights import adapter_bytes, by_rows_bytes, rows_read_bytes, stored_weight_bytes
 from edgekit.contracts.token_costs import CacheFormat, storing_layers
 from edgekit.model.head_spec import HeadSpec
@@ -41,7 +41,7 @@ def sized(kind: str, size: int, what: str) -> Term:
 
 
 def total(terms: Iterable[Term], *kinds: str) -> int:
-    """Return the bytes of the terms, or of those of some classes."""
+    """Return the bytes of all terms, or of some classes only."""
     return sum(term.bytes for term in terms if not kinds or term.kind in kinds)
 
 
@@ -169,7 +169,7 @@ class MemoryLoad(NamedTuple):
         shared = sum(model.kv_owner(index) != index for index in range(len(model.layers)))
         why += f"; {shared} layers share caches of others" if shared else ""
         if spacing := checkpoint_tokens(model):
-            layers, part = sum(layer.is_recurrent for layer in model.layers), part_bytes(recurrent_shapes(model))
+            layers, part = sum(layer.is_recurrent for layer in model.layers), part_bytes(model)
             recurrent = f"{show_bytes(recurrent_bytes(model, tokens))} of {layers} recurrent layers: {show_bytes(part)}"
             why = f"({why} + {recurrent}, with a checkpoint every {spacing} tokens)"
         size = cache.state_bytes(model, tokens, self.kv_bits) if state is None else state
@@ -260,7 +260,7 @@ def usual_terms(
 ) -> list[Term]:
     """Return the terms of a target that copies its weights and allocates each cache and each step as it is asked for.
 
-    `layer_bytes`: of a graph, for each layer. `planned_rows`: of logits with reserved memory, besides those of a step.
+    `layer_bytes`: of a graph, for each layer. `planned_rows`: of logits with reserved memory, in addition to a step's.
     """
     weights, caches, runtime = weights or load.weights(), load.caches(cache), load.runtime(layer_bytes)
     tokens = load.call_tokens(load.held_tokens)

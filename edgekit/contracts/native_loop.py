@@ -51,8 +51,6 @@ class LoopStream(Protocol):
 class OpenedLoop(Protocol):
     """An opened artifact."""
 
-    copied_share: float  # private bytes for each byte of weights that the Python runtime maps
-
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> LoopStream:
         """Answer a text or messages; options are fields of `edgekit_options` in edgekit_native.h."""
         ...

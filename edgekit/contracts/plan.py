@@ -60,9 +60,8 @@ class MemoryFacts(Frozen):
     tokenizer_reading_bytes: FileBytes | None = None
     # Private bytes per byte of stored weights, where this machine cannot map them as planned; an open engine says so.
     copied_share: Factor = Field(0.0, exclude_if=lambda value: not value)
-    slice_bytes: FileBytes | None = None  # the most of a head that opening copies at once; None: all of it
-    # The target's own operators map the weights as it packed them: opening copies none, and they take less of the disk.
-    packs_itself: bool = Field(False, exclude_if=lambda value: not value)
+    # The target's word for how it holds weights here, where it has several ways.
+    layout: Word | None = Field(None, exclude_if=lambda value: value is None)
     scale_bits: Bits = 16  # per stored scale
     bias_bits: Bits = 0  # bits of a stored bias, if the format has biases
     row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: the whole row

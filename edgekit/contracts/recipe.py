@@ -177,6 +177,10 @@ class Recipe(Frozen):
         """True for the types of another tool's GGUF file, which is opened as it is."""
         return self.name == AS_IS
 
+    @property
+    def has_four_bits(self) -> bool:
+        return any(rule.format.kind == "s4" for rule in self.rules)
+
     def is_exact(self) -> bool:
         """Return True if nothing is quantised."""
         return all(rule.format.is_float for rule in self.rules)

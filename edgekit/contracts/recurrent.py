@@ -52,9 +52,9 @@ def recurrent_shapes(model: ModelSpec) -> tuple[tuple[int, ...], ...]:
     return tuple(array.shape for array in recurrent_arrays(model))
 
 
-def part_bytes(shapes: tuple[tuple[int, ...], ...]) -> int:
+def part_bytes(model: ModelSpec) -> int:
     """Return the bytes of one copy of the recurrent part."""
-    return _FLOAT_BYTES * sum(map(prod, shapes))
+    return _FLOAT_BYTES * sum(map(prod, recurrent_shapes(model)))
 
 
 def checkpoint_tokens(model: ModelSpec) -> int | None:
@@ -63,7 +63,7 @@ def checkpoint_tokens(model: ModelSpec) -> int | None:
     It is chosen so that a checkpoint takes no more bytes than the float keys and values of the tokens between two of
     them, up to `MOST_TOKENS`.
     """
-    needed = part_bytes(recurrent_shapes(model))
+    needed = part_bytes(model)
     if not needed:
         return None
     per_token = _FLOAT_BYTES * sum(sum(model.qkv_widths(layer)[1:]) for layer in model.layers if layer.stores_kv)
@@ -84,13 +84,4 @@ def recurrent_bytes(model: ModelSpec, capacity_tokens: int) -> int:
     if spacing is None:
         return 0
     copies = 1 + most_checkpoints(spacing, capacity_tokens)
-    return copies * part_bytes(recurrent_shapes(model)) + TOKEN_BYTES * capacity_tokens
-
-
-def step_part_bytes(model: ModelSpec, copies: float, sequences: int, spare: int) -> int:
-    """Return the extra bytes of recurrent state that one step allocates: `copies` per sequence.
-
-    A prompt is read for one sequence. A step of all sequences leaves `spare` bytes of a prompt's activations to them.
-    """
-    one = round(copies * part_bytes(recurrent_shapes(model)))
-    return max(one, sequences * one - spare)
+    return copies * part_bytes(model) + TOKEN_BYTES * capacity_tokens

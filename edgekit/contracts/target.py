@@ -63,6 +63,7 @@ class Target(ABC):
     name: str
     backends: tuple[str, ...]
     export_costs = ExportCosts()
+    copied_share = 0.0  # private bytes per byte of stored weights, of an opening that cannot map them as planned
 
     @abstractmethod
     def missing(self) -> str | None:

@@ -25,26 +25,26 @@ class ThreadChoice:
     """Chooses threads for calls of up to `MOST_TOKENS` tokens, which differ in time by their number."""
 
     def __init__(self, most: int) -> None:
-        self._most = self._latest = most
+        self.most = self._latest = most
         self._by_tokens: dict[int, _Settled] = {}
 
     def threads(self, tokens: int) -> int:
         """Return the number of threads for the next call, which has `tokens` tokens."""
-        return self._of(tokens).threads if tokens <= MOST_TOKENS else self._most
+        return self._of(tokens).threads if tokens <= MOST_TOKENS else self.most
 
     def note(self, tokens: int, seconds: float) -> None:
         """Learn from a call that ran with `threads(tokens)`."""
-        if tokens <= MOST_TOKENS and self._most > 1:
+        if tokens <= MOST_TOKENS and self.most > 1:
             chosen = self._of(tokens)
             before = chosen.settled
             chosen.note(seconds)
             self._latest = chosen.settled
             if before != self._latest:
-                log.info("calls of %d tokens take %d of %d threads from now on", tokens, self._latest, self._most)
+                log.info("calls of %d tokens take %d of %d threads from now on", tokens, self._latest, self.most)
 
     def _of(self, tokens: int) -> _Settled:
         if tokens not in self._by_tokens:
-            self._by_tokens[tokens] = _Settled(self._most, self._latest)
+            self._by_tokens[tokens] = _Settled(self.most, self._latest)
         return self._by_tokens[tokens]
 
 

@@ -24,12 +24,11 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
-from edgekit.quant.effort import calibration_text
+from edgekit.quant.effort import calibration_text, usual_method
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
-_USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes less than a quarter of an hour
 
 
 def make_plans(
@@ -119,22 +118,12 @@ def _method(
     if neutral is not None:
         return neutral.quantisation.method
     recipe = recipe or named_recipe("balanced")
-    if chosen_by is None or not _has_four_bits(recipe):
+    if chosen_by is None or not recipe.has_four_bits:
         return usual_method(source.spec, recipe)
     if chosen_by.calibrate is not None:
         return chosen_by.method or "gptq"
     text = calibration_text(None, chosen_by.method, chosen_by.effort, source, [recipe])
     return "rtn" if text is None else chosen_by.method or "gptq"
-
-
-def _has_four_bits(recipe: Recipe) -> bool:
-    return any(rule.format.kind == "s4" for rule in recipe.rules)
-
-
-def usual_method(model: ModelSpec, recipe: Recipe) -> Method:
-    """Return the method by which an export without options chooses integers, on a usual machine."""
-    is_calibrated = model.parameters <= _USUALLY_CALIBRATED and not model.encoder
-    return "gptq" if is_calibrated and _has_four_bits(recipe) and recipe.keeps is None else "rtn"
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

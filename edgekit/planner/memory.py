@@ -1,4 +1,4 @@
-"""Adds up the terms of memory that a target gives, with those of what the runtime allocates for every target."""
+"""Adds up the terms of memory that a target gives, and what the runtime allocates for every target."""
 
 from __future__ import annotations
 

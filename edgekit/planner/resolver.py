@@ -276,7 +276,7 @@ def _plan(
         ladder=_steps(ranked, candidate),
         rejected=_rejections(subject, ranked, candidate, request, others),
         notes=(
-            *_export_note(subject),
+            *([f"sizes only, this model cannot be exported: {unfit}"] if (unfit := subject.model.exportable) else []),
             *subject.notes,
             *source_notes(subject.quantised_as, offer.recipe),
             *(subject.rounded_notes if offer.recipe.keeps else ()),
@@ -303,11 +303,6 @@ def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep
     requested = next(other for other in ranked.requested if other.offer == candidate.offer)
     saved = requested.estimate.total_bytes - candidate.estimate.total_bytes
     return (FallbackStep(change=f"{requested.setting.describe()} → {candidate.setting.describe()}", saved_bytes=saved),)
-
-
-def _export_note(subject: PlanSubject) -> Iterator[str]:
-    if subject.model.exportable:
-        yield f"sizes only, this model cannot be exported: {subject.model.exportable}"
 
 
 def _rejections(

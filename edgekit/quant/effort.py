@@ -1,4 +1,4 @@
-"""The effort of quantisation: its calibration text, and the time that it takes."""
+"""The effort of quantisation: its calibration text, and the time and memory that it takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from edgekit.contracts.recipe import budget_bytes
 from edgekit.errors import InvalidInput
 from edgekit.model.tensors import Tensor
+from edgekit.quant.backward import PIECES, sequences_at_once
 from edgekit.quant.calibration import LENGTH, SEQUENCES
 from edgekit.quant.compute import product_on
 from edgekit.quant.methods import is_calibrated
-from edgekit.quant.reference_decoder import product
+from edgekit.quant.reference_decoder import HEAD_ROWS, product
 from edgekit.quant.sensitivity import SCORED_TOKENS
-from edgekit.quant.shards import held_as_one
+from edgekit.quant.shards import held_as_one, largest_layer_bytes
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Method
@@ -28,12 +30,18 @@ if TYPE_CHECKING:
 Effort = Literal["quick", "normal", "high"]
 DEFAULT_TEXT = "default"  # the bundled corpus
 CALIBRATED_WITHIN_S = 900.0  # the longest calibration that takes place without being asked for
+_USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes less than a quarter of an hour
 _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
 # Measured over layers of 1,024 inputs: what is no product (attention, norms, a softmax over the vocabulary) stays in
 # float32 where products are faster, and numpy's half of a symmetric product takes longer than half of torch's.
 _CONVERTING, _NO_PRODUCTS, _SOFTMAX, _HALF_PRODUCT = 1.3, 0.8, 1.5, 0.85
 _FACTORING = 1.5  # of a product of all inputs: the Hessian's factor and its inverse
 _LOOP_WEIGHTS_PER_S = 7e6  # GPTQ's column loop on one thread
+_ROUNDED_LAYERS = 3  # of floats: as read, in the order of rounding, and as stored
+_RESIDUALS, _INNER = 15, 4  # arrays of a token in a layer: of the residual, and of the feed-forward
+_MOMENTS = 5  # the second moments of a linear's inputs, ordered, damped, factored, inverted, and LAPACK's copies
+_AT_HEAD = 4  # arrays of a token at the head: of a block of its rows, and of the residual
+_SAVED_RESIDUALS, _SAVED_INNER = 12, 8  # arrays of a token that a layer keeps for its backward pass
 _TRIALS = 20  # products that are timed; the first also prepares the library's kernels
 
 
@@ -54,7 +62,7 @@ def calibration_text(
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
     if effort == "high" and method not in (None, "gptq"):
         raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
-    has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
+    has_four_bits = any(recipe.has_four_bits for recipe in recipes)
     if effort == "high" and not has_four_bits:
         raise InvalidInput("--effort high tunes scales of four bits, and the recipe has none; leave out --effort")
     if calibrate is not None:
@@ -66,6 +74,12 @@ def calibration_text(
             return None
         return DEFAULT_TEXT if estimated_seconds(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
+
+
+def usual_method(model: ModelSpec, recipe: Recipe) -> Method:
+    """Return the method by which an export without options chooses integers, on a usual machine."""
+    is_calibrated = model.parameters <= _USUALLY_CALIBRATED and not model.encoder
+    return "gptq" if is_calibrated and recipe.has_four_bits and recipe.keeps is None else "rtn"
 
 
 def why_rounded(source: ModelSource, effort: Effort | None) -> str | None:
@@ -107,6 +121,20 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuni
     computing += (multiplying * _NO_PRODUCTS + others) / _speed(product)
     weights = sum(tensor.size for tensor in linears)
     return computing + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+
+
+def calibration_bytes(model: ModelSpec, recipe: Recipe, tokens: int) -> int:
+    """Return the most bytes of choosing integers on `tokens`: by GPTQ, and by sensitivity where a budget is spent."""
+    hidden, inner = model.hidden_size, max(layer.intermediate_size or model.intermediate_size for layer in model.layers)
+    most, kept = tokens * (_RESIDUALS * hidden + _INNER * inner) + _MOMENTS * inner**2, 0
+    if budget_bytes(recipe, model) is not None:
+        at_once = sequences_at_once(model, LENGTH)
+        scored = min(tokens, SCORED_TOKENS, PIECES * at_once * LENGTH)
+        head = _AT_HEAD * (HEAD_ROWS + hidden)
+        backward = _SAVED_RESIDUALS * hidden + _SAVED_INNER * inner
+        most = max(most, min(scored, at_once * LENGTH) * max(head, backward))
+        kept = scored * hidden * (len(model.layers) + 1)  # the inputs of all layers, whose space the heap keeps
+    return _ROUNDED_LAYERS * largest_layer_bytes(model) + 4 * (kept + most)
 
 
 @cache

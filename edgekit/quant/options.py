@@ -61,7 +61,7 @@ class QuantOptions(Frozen):
 
     @property
     def chosen_by(self) -> str | None:
-        """The method that was named, or that of `--effort high`; None: as the calibration text says."""
+        """The method that was named or that `--effort high` means; None: as the calibration text says."""
         return "tuned" if self.effort == "high" else self.method
 
     @property

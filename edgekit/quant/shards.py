@@ -90,6 +90,11 @@ def parts_of(model: ModelSpec) -> list[WeightPart]:
     ]
 
 
+def largest_layer_bytes(model: ModelSpec) -> int:
+    """Return the bytes of the largest layer in float32."""
+    return 4 * max(sum(tensor.size for tensor in part.tensors) for part in parts_of(model)[1:-1])
+
+
 def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group the linears among `tensors` that read the same inputs."""
     groups: dict[str, list[Tensor]] = {}

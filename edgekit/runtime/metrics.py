@@ -17,6 +17,18 @@ _FIRST_TOKEN_S = (
 )  # fmt: skip
 _BETWEEN_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": _FIRST_TOKEN_S,
+    "inter_token_latency_seconds": _BETWEEN_S,
+    "e2e_request_latency_seconds": REQUEST_S,
+    "request_queue_time_seconds": REQUEST_S,
+    "request_prefill_time_seconds": REQUEST_S,
+    "request_decode_time_seconds": REQUEST_S,
+    "request_prompt_tokens": _TOKENS,
+    "request_generation_tokens": _TOKENS,
+}
+# The fields of `Timings` that `Metrics` adds up.
+_SUMMED = ("prompt_tokens", "cached_tokens", "tokens", "proposed", "accepted", "queue_s", "prefill_s", "decode_s")
 
 
 class Timings(Frozen):
@@ -124,9 +136,39 @@ class Metrics(Frozen):
         return self.prefix_hit_tokens / self.prefix_asked_tokens if self.prefix_asked_tokens else None
 
 
+class RequestHistograms:
+    """The histograms of all requests since a runtime was opened, by the names of `/metrics`."""
+
+    def __init__(self) -> None:
+        self._by_name = {name: Histogram(bounds) for name, bounds in _HISTOGRAMS.items()}
+
+    def add_tokens(self, seconds: float, count: int) -> None:
+        """Add the tokens of one step, `seconds` after the token before them."""
+        self._by_name["inter_token_latency_seconds"].observe(seconds / count, count)
+
+    def add_ended(self, timings: Timings) -> None:
+        """Add a request that ended without an error."""
+        observed: dict[str, float] = {
+            "e2e_request_latency_seconds": timings.total_s,
+            "request_queue_time_seconds": timings.queue_s,
+            "request_prefill_time_seconds": timings.prefill_s,
+            "request_prompt_tokens": timings.prompt_tokens,
+        }
+        if timings.first_token_s is not None:
+            observed["time_to_first_token_seconds"] = timings.first_token_s
+            observed["request_decode_time_seconds"] = timings.decode_s
+            observed["request_generation_tokens"] = timings.tokens
+        for name, value in observed.items():
+            self._by_name[name].observe(value)
+
+    def copies(self) -> dict[str, Histogram]:
+        """Return a copy of each histogram by its name."""
+        return {name: histogram.copy() for name, histogram in self._by_name.items()}
+
+
 @dataclass
 class RuntimeCounters:
-    """The running sums behind `Metrics`, under the same names."""
+    """The running sums behind `Metrics`, under the same names, and the histograms."""
 
     requests: int = 0
     steps: int = 0
@@ -135,67 +177,19 @@ class RuntimeCounters:
     peak_kv_bytes: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     evictions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    tokens: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    of_timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMMED, 0))
+    histograms: RequestHistograms = field(default_factory=RequestHistograms)
 
     def add_ended(self, reason: str, timings: Timings, evictions: int) -> None:
         """Add a request that ended."""
+        if reason != "error":
+            self.histograms.add_ended(timings)
         self.finished[reason] += 1
         self.evictions += evictions
-        self.prompt_tokens += timings.prompt_tokens
-        self.cached_tokens += timings.cached_tokens
-        self.tokens += timings.tokens
-        self.proposed += timings.proposed
-        self.accepted += timings.accepted
-        self.queue_s += timings.queue_s
-        self.prefill_s += timings.prefill_s
-        self.decode_s += timings.decode_s
+        for name in _SUMMED:
+            self.of_timings[name] += getattr(timings, name)
 
     def metrics(self, **now: int) -> Metrics:
         """Return these sums as `Metrics`, with the current figures `now`."""
-        return Metrics.model_validate({**vars(self), "finished": dict(self.finished), **now})
-
-
-class RequestHistograms:
-    """The histograms of all requests since a runtime was opened, by the names of `/metrics`."""
-
-    def __init__(self) -> None:
-        self._between = Histogram(_BETWEEN_S)
-        self._first_token = Histogram(_FIRST_TOKEN_S)
-        self._total, self._queue, self._prefill, self._decode = (Histogram(REQUEST_S) for _ in range(4))
-        self._prompt, self._generated = Histogram(_TOKENS), Histogram(_TOKENS)
-
-    def add_tokens(self, seconds: float, count: int) -> None:
-        """Add the tokens of one step, `seconds` after the token before them."""
-        self._between.observe(seconds / count, count)
-
-    def add_ended(self, timings: Timings) -> None:
-        """Add a request that ended without an error."""
-        self._total.observe(timings.total_s)
-        self._queue.observe(timings.queue_s)
-        self._prefill.observe(timings.prefill_s)
-        self._prompt.observe(timings.prompt_tokens)
-        if timings.first_token_s is not None:
-            self._first_token.observe(timings.first_token_s)
-            self._decode.observe(timings.decode_s)
-            self._generated.observe(timings.tokens)
-
-    def copies(self) -> dict[str, Histogram]:
-        """Return a copy of each histogram by its name."""
-        named = {
-            "time_to_first_token_seconds": self._first_token,
-            "inter_token_latency_seconds": self._between,
-            "e2e_request_latency_seconds": self._total,
-            "request_queue_time_seconds": self._queue,
-            "request_prefill_time_seconds": self._prefill,
-            "request_decode_time_seconds": self._decode,
-            "request_prompt_tokens": self._prompt,
-            "request_generation_tokens": self._generated,
-        }
-        return {name: histogram.copy() for name, histogram in named.items()}
+        sums = {name: value for name, value in vars(self).items() if name in Metrics.model_fields}
+        return Metrics.model_validate({**sums, **self.of_timings, "finished": dict(self.finished), **now})

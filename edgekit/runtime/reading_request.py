@@ -33,8 +33,6 @@ class ReadingRequest(Request, ABC):
     generates = False
     reads_hidden: ClassVar[bool] = False
 
-    num_pending = 2  # more than one token, so that the scheduler treats the request as prefill until its end
-
     def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], second: int = 0) -> None:
         """`second`: the index of the first token of a pair's second text; 0 for a single text."""
         sampler = Sampler(Sampling(logit_bias={}), limits.capabilities.vocabulary, [])

@@ -165,10 +165,9 @@ class Request:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def num_pending(self) -> int:
-        """The number of tokens that the state has not processed yet; 1 while decoding."""
-        assert self.state is not None
-        return len(self.tokens) - self.state.position
+    def is_decoding(self) -> bool:
+        """True if the state lacks one token. What only reads text is prefill until its end."""
+        return self.generates and self.state is not None and len(self.tokens) - self.state.position == 1
 
     def start(self, state: State) -> None:
         """Run on the empty `state`; restore the longest cached prefix of the prompt into it."""

@@ -17,7 +17,7 @@ from edgekit.common.log import log
 from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.metrics import Metrics, RequestHistograms, RuntimeCounters
+from edgekit.runtime.metrics import Metrics, RuntimeCounters
 from edgekit.runtime.request import Request, Status
 from edgekit.runtime.text_assembler import TextAssembler
 
@@ -83,7 +83,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._answers = WeakSet[TextAssembler]()  # of all requests that somebody still holds
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
-        self._counters, self._histograms, self._clock = RuntimeCounters(), RequestHistograms(), RankClock()
+        self._counters, self._clock = RuntimeCounters(), RankClock()
         self._watchers: tuple[StepWatcher, ...] = ()
         self._progress_at = perf_counter()  # when the last step began or ended, or a queue began
 
@@ -240,7 +240,7 @@ class Scheduler:
                 request.take(logits)
                 if last_token_at and len(request.tokens) > num_tokens:
                     seconds = request.counters.last_token_at - last_token_at
-                    self._histograms.add_tokens(seconds, len(request.tokens) - num_tokens)
+                    self._counters.histograms.add_tokens(seconds, len(request.tokens) - num_tokens)
             except Exception as error:
                 log.warning("a request failed: %s", type(error).__name__)
                 request.fail(error)  # the others go on
@@ -325,13 +325,10 @@ class Scheduler:
         )
 
     def _count(self, request: Request) -> None:
-        reason, timings = request.finish_reason or "error", request.timings()
-        self._counters.add_ended(reason, timings, request.counters.evictions)
-        if request.error is None:
-            self._histograms.add_ended(timings)
+        self._counters.add_ended(request.finish_reason or "error", request.timings(), request.counters.evictions)
 
     def histograms(self) -> dict[str, Histogram]:
-        return self._histograms.copies()
+        return self._counters.histograms.copies()
 
     def metrics(self) -> Metrics:
         return self._counters.metrics(
@@ -360,7 +357,7 @@ def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:
     decoding, prefilling = list[Request](), list[Request]()
     for request in running:
         if request.state is not None:
-            (decoding if request.num_pending == 1 else prefilling).append(request)
+            (decoding if request.is_decoding else prefilling).append(request)
     prefilling.sort(key=lambda request: request.counters.prefill_chunks)
     return decoding, prefilling
 

@@ -58,8 +58,6 @@ class ScoringRequest(Request):
 
     generates = False
 
-    num_pending = 2  # more than one token, so that the scheduler treats the request as prefill until its end
-
     def __init__(self, limits: RequestLimits, codec: Codec, branches: Sequence[Branch], top: int = 0) -> None:
         self._branches, self._num_top = list(branches), top
         longest = max((branch.tokens for branch in self._branches), key=len)

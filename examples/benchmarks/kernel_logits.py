@@ -36,7 +36,7 @@ def windows_of(folder: Path, count: int, tokens: int) -> NDArray[np.int64]:
 
 
 def logits_of(plan: Plan, folder: Path, windows: NDArray[np.int64], step: int) -> NDArray[np.float32]:
-    """Logits after every token, `step` tokens a call: the kernels of one token are others than those of several."""
+    """Logits after every token, `step` tokens a call: one token runs in other kernels than several."""
     engine = OnnxEngine(plan, folder)
     try:
         found = []

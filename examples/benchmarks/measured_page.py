@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from statistics import fmean
@@ -63,7 +64,7 @@ DRAFTERS = {
     "draft model, always 3": "draft model, always three",
     "early exit": "early exit, of a model not trained for it",
 }
-FEWER_BITS = "5.32"  # the weights have as many bytes then as those of IQ4_XS
+FEWER_BITS = "5.32"  # the weights have as many bytes then as in IQ4_XS
 RECIPES = ("default", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
 
 Row = dict[str, Any]
@@ -133,15 +134,12 @@ def speeds() -> list[Speeds]:
     return [*found, Speeds(OLDER, "1.2 B", older)]
 
 
+@cache
 def peers() -> dict[str, Row]:
     """The engines that were compared on random weights of 1.2 B parameters, by the names of the page."""
     engines = stored("peers.json")["engines"]
     names = (EDGEKIT, SPINNING, f"{LLAMA_CPP}, 8-bit head", f"{LLAMA_CPP}, Q6_K head", GENAI)
     return dict(zip(names, engines, strict=True))
-
-
-def best_llama_cpp(metric: str) -> float:
-    return max(float(row[metric]) for name, row in peers().items() if name.startswith(LLAMA_CPP))
 
 
 def speed_table() -> str:
@@ -336,7 +334,7 @@ class Bar(NamedTuple):
 
 
 def bars(title: str, shown: Sequence[Bar]) -> str:
-    """A chart of horizontal bars; those of edgekit are blue."""
+    """A chart of horizontal bars; edgekit's are blue."""
     left, wide, high = 310, 330, 22
     most = max(bar.value for bar in shown)
     lines = [f'<text class="t" x="12" y="24">{title}</text>']

@@ -8,10 +8,10 @@ Models of 0.01 to 1.2 billion random weights are exported for onnx, for one thre
 (context or window, sequences, bits, kept prefixes, n-gram drafts, an adapter, schemas) and brought to its worst moment:
 the last prompt is read while all other states are full and answer. The most private memory that was seen is compared
 with the prediction.
-`--first` takes other shapes than those that the formulas were fitted on, and `--config` those of a published model.
+`--first` takes other shapes than the formulas were fitted on, and `--config` a published model's.
 Adapters and compiled schemas come after opening: the prediction is that of opening and what the budget
 counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them
-(`--most 0` only prints the tables). Predictions are those of this version, also beside rows of an earlier one.
+(`--most 0` only prints the tables). Predictions are this version's, also next to rows of an earlier one.
 Memory is read from outside the child, which would not see what a library takes while it holds the interpreter. Opening
 and what comes after it have a peak each. What comes after opening may not take more than 1.05 of the prediction for it.
 RLIMIT_DATA counts addresses, mapped weights among them; so it is set once the model is open, to what is there, the
@@ -87,7 +87,7 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
 
 
 def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
-    """The estimate, and that of the time after opening."""
+    """The estimates of opening, and of the time after it."""
     tokens = asked.get("context") or asked["window"]
     policy = KVEvictionPolicy.of(asked.get("window"), keep=asked.get("keep"))
     bits = asked.get("kv_bits", plan.storage.kv_bits)
@@ -227,7 +227,7 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
 
 
 def compared(row: dict[str, Any], plan: Plan, asked: dict[str, Any]) -> dict[str, Any]:
-    """A measured row beside its prediction: the whole, what comes after opening, and each class."""
+    """A measured row next to its prediction: the whole, what comes after opening, and each class."""
     estimate, later = (each.model_copy(update={"adapter_bytes": 0}) for each in predicted(plan, asked))
     running = later.private_bytes + row["beside"]
     most, peak = max(estimate.private_bytes, running), max(row["opened"], row["running"])

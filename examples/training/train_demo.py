@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _prepare_data(options: argparse.Namespace, preset: Preset, out: Path) -> None:
-    """Make the data, or take that of the run that goes on."""
+    """Make the data, or take the data of the run that goes on."""
     summary = out / "data" / "sources.json"
     tokenizer = options.tokenizer or (options.init_from / "tokenizer.json" if options.init_from else None)
     settings = tokens.Settings(

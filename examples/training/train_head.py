@@ -169,7 +169,7 @@ def _loss(
 
 
 def _write(head: Head, kept: Tensor, figures: dict[str, Any], out: Path, tokenizer_file: Path) -> None:
-    """Write the head as `LlamaForCausalLMEagle3`, with the target's tokenizer beside it."""
+    """Write the head as `LlamaForCausalLMEagle3`, with the target's tokenizer."""
     folder, shape = out / "head", head.shape
     folder.mkdir(exist_ok=True)
     tensors = {name: value.detach().bfloat16().contiguous().cpu() for name, value in head.state_dict().items()}

@@ -17,7 +17,7 @@ _HEADER = struct.Struct("<4sIQQQ")  # magic, length, size of the program, offset
 SEGMENTS_SIZE_AT = 8 + 24  # the offset in the file of the last field of that header
 _FORMAT, _EXTENDED = b"ET12", b"eh00"
 # Field numbers of ExecuTorch's schema, program.fbs.
-_PROGRAM_VERSION, _PROGRAM_PLANS = 0, 1
+_PROGRAM_PLANS = 1
 _PLAN_NAME, _PLAN_OPERATORS, _PLAN_DELEGATES, _PLAN_ARENAS = 0, 6, 7, 8
 _OPERATOR_NAME, _OPERATOR_OVERLOAD, _DELEGATE_ID = 0, 1, 0
 

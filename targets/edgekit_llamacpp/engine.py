@@ -70,7 +70,6 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._runs_on = f" gpu_layers={plan.gpu_layers} {self._gpu.description}" if self._gpu else ""
         build = f"{identity} {self._library.version} exact={exact}{self._runs_on}"
         self._model_key = hashlib.sha256(build.encode()).hexdigest()
-        self._threads = plan.threads
         self._choice = ThreadChoice(plan.threads)
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._stop = StopFlag()
@@ -138,7 +137,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             self._library.llama_adapter_lora_free(adapter.pointer)
 
     def _use_threads(self, count: int) -> None:
-        self._threads, self._choice = count, ThreadChoice(count)
+        self._choice = ThreadChoice(count)
 
     def interrupt(self) -> None:
         """End a running call before its next operator."""
@@ -204,7 +203,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
                 capacity_tokens=self._slots(storage),
                 sequences=self.plan.sequences,
                 batch_tokens=max(self.plan.chunk_tokens, LEAST_EXACT * self.plan.sequences),
-                threads=self._threads,
+                threads=self._choice.most,
                 exact=self._exact,
                 on_gpu=self._gpu is not None,
             )

@@ -44,7 +44,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
     notes = [
         "never run on Metal; checked on Linux with MLX's CPU backend"
         if on_metal
-        else "for checks: MLX's CPU kernels are some fifty times slower than those of onnx"
+        else "for checks: MLX's CPU kernels are some fifty times slower than onnx's"
     ]
     if any(layer.delta_rule for layer in model.layers):
         notes.append("its linear layers read a prompt one token after the other, so prompts take longer than predicted")

@@ -23,6 +23,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.target import KVRounding, Offer, Target
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.layout import COPIED_SHARE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,7 @@ class OnnxTarget(Target):
     backends = ("cpu", "cuda")
     # onnxruntime and onnx_ir. Weights in the layout of the kernels, with their scales: 1.03 to 1.10 were measured.
     export_costs = ExportCosts(tools=45 * MIB, copied=1.1)
+    copied_share = COPIED_SHARE
 
     def missing(self) -> str | None:
         installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if version_of(name)]
@@ -80,10 +82,11 @@ class OnnxTarget(Target):
 
     def adapt(self, plan: Plan) -> Plan:
         """Return the plan with the memory of edgekit's own operators where they are compiled, and without elsewhere."""
+        from edgekit_onnx.memory import OWN_LAYOUT
         from edgekit_onnx.product_kernels import product_kernels
 
-        own = plan.backend == "cpu" and product_kernels() is not None
-        return plan.model_copy(update={"memory": plan.memory.model_copy(update={"packs_itself": own})})
+        layout = OWN_LAYOUT if plan.backend == "cpu" and product_kernels() is not None else None
+        return plan.model_copy(update={"memory": plan.memory.model_copy(update={"layout": layout})})
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_onnx.export import export

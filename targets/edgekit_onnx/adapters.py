@@ -47,7 +47,7 @@ def bind_adapter(
     `known_sites`: the sites of all loaded adapters. An adapter with other sites needs new sessions. Its bytes include
     them, `variants` times, with their weights if sessions cannot share weights.
     """
-    products = _products(model, adapter.modules, products_of(loaded.graphs.read()))
+    products = _products(model, adapter.modules, products_of([graph.data for graph in loaded.graphs.graphs]))
     sites = frozenset(products)
     arrays = {
         f"{site}.lora_{side}": np.ascontiguousarray(matrix.T, loaded.numbers)

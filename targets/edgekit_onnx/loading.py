@@ -23,7 +23,7 @@ from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
-from edgekit_onnx.layout import GraphPart, parts_of
+from edgekit_onnx.layout import COPIED_SHARE, GraphPart, parts_of
 from edgekit_onnx.packed_products import pack_products
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
@@ -31,8 +31,6 @@ from edgekit_onnx.prepacking import pack_apart
 from edgekit_onnx.product_kernels import VERSION, ProductKernels, product_kernels, rows_are_alone, with_kernels
 from edgekit_onnx.sessions import Provider, open_graph, options
 
-# Of the weights as the kernels hold them, with 32 bits a scale: 1.06 to 1.15 were measured.
-COPIED_SHARE = 1.2
 _UNSEALED = "not sealed yet, so its packed weights are not kept; weights are copied instead"
 
 
@@ -47,9 +45,10 @@ class Graphs(NamedTuple):
     hold: Hold | None  # keeps packed graphs in the cache; None where these are the exported ones
     kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
-    def read(self, *, halves: bool = False) -> list[bytes]:
-        """Return the graphs; with `halves`, those for a cache of 16 bits."""
-        return [(self.folder / halves_of(name)).read_bytes() if halves else data for name, data in self.graphs]
+    @property
+    def has_halves(self) -> bool:
+        """True if the packed graphs have those for a cache of 16 bits next to them."""
+        return self.hold is not None and self.plan.storage.kv_bits == HALF_BITS
 
     def open(
         self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False, halves: bool = False
@@ -63,11 +62,11 @@ class Graphs(NamedTuple):
         sessions = [
             open_graph(
                 self.folder,
-                change(data) if change else data,
+                (self.folder / halves_of(name)).read_bytes() if halves else change(data) if change else data,
                 self.provider,
                 options(self.plan.threads, self.packs, in_order=in_order, kernels=self.kernels),
             )
-            for data in self.read(halves=halves)
+            for name, data in self.graphs
         ]
         if self.hold:
             # onnxruntime read the original weights while opening; running needs only the packed ones.

@@ -8,7 +8,7 @@ from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, sized, usual_terms
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import checkpoint_tokens, step_part_bytes
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes
 from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, stored_weight_bytes, tensor_bytes
 from edgekit.contracts.token_costs import CacheFormat
 from edgekit.model.spec import ModelSpec
@@ -32,9 +32,7 @@ _RUNNING_BYTES = 2 * MIB + 640 * KIB  # allocated once by the first step, in add
 _OPENING_SCALE_SHARE = 1.46  # of the largest tensor's scales, which opening copies with its values
 _LOOKED_UP_BYTES = 1 * MIB  # the system maps the pages around a row too: 10 MiB for ten rows
 _OWN_ROW_BYTES = 2 * MIB  # the system maps as much around a row of per-layer embeddings; 1.7 MB were measured
-# Of the weights in the file, which packed ones take: a tied table is in two graphs. edgekit's own operators need no
-# second copy of what they multiply: 1.25 to 1.75 were measured.
-PACKED_SHARE, OWN_PACKED_SHARE = 3.0, 1.9
+OWN_LAYOUT = "edgekit"  # of weights for edgekit's own operators, which map them: opening copies none
 _PACKING_BYTES = 18 * MIB  # of pieces while edgekit's own order is made; 17 MiB were measured
 _IN_FILE = {"scale_bits": 16, "bias_bits": 0, "row_group": None}  # opening computes the others
 _GRAPH_FILE_BYTES = 10 << 10  # of a layer
@@ -58,8 +56,7 @@ def facts(recipe: Recipe, cuda: bool, own: bool = False) -> MemoryFacts:
         row_group=group,
         float_bits=32,
         own_row_bytes=_OWN_ROW_BYTES,
-        slice_bytes=SLICE_BYTES,
-        packs_itself=own,
+        layout=OWN_LAYOUT if own else None,
         source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
         "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped",
     )
@@ -98,12 +95,19 @@ def memory_terms(load: MemoryLoad) -> list[Term]:
 def _files(load: MemoryLoad, tables: Term, in_file: MemoryFacts) -> list[Term]:
     """Return the files of the artifact without weights, and weights that devices keep as packed for their processor."""
     stored = stored_weight_bytes(load.model, load.recipe, in_file)
-    packed = round(stored * (OWN_PACKED_SHARE if load.facts.packs_itself else PACKED_SHARE))
+    packed = round(stored * packed_share(load.facts.layout == OWN_LAYOUT))
     return [
         sized("disk_bytes", tables.bytes + _GRAPH_FILE_BYTES * len(load.model.layers), "of tables and graphs"),
         sized("disk_bytes", packed, "packed for the processor at the first opening"),
         Term("cached_disk_bytes", packed, "packed weights"),
     ]
+
+
+def packed_share(own: bool) -> float:
+    """Return what packed weights take of the weights in the file; `own`: for edgekit's operators."""
+    # A tied table is in two graphs. edgekit's operators need no second copy of what they multiply: 1.25 to 1.75 were
+    # measured.
+    return 1.9 if own else 3.0
 
 
 def _rule_bytes(model: ModelSpec) -> int:
@@ -126,7 +130,7 @@ def _opening(load: MemoryLoad, caches: Term, graph: Term) -> Term:
 
 @lru_cache(maxsize=256)
 def _largest_copied_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
-    if facts.packs_itself:
+    if facts.layout == OWN_LAYOUT:
         return _PACKING_BYTES
     most, values_only = 0.0, facts.model_copy(update={"scale_bits": 0, "bias_bits": 0})
     in_file = layer_table(model).module if by_rows_bytes(model, recipe, facts) else None
@@ -136,8 +140,7 @@ def _largest_copied_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) 
                 tensor_bytes(tensor.shape, recipe.format_of(tensor), each) for each in (facts, values_only)
             )
             copied = values + (whole - values) * _OPENING_SCALE_SHARE
-            in_slices = facts.slice_bytes is not None and tensor.role in ("embedding", "head")
-            most = max(most, min(copied, facts.slice_bytes or 0) if in_slices else copied)
+            most = max(most, min(copied, SLICE_BYTES) if tensor.role in ("embedding", "head") else copied)
     return round(most)
 
 
@@ -149,12 +152,11 @@ def fed_tokens(load: MemoryLoad) -> int:
 
 def _step(load: MemoryLoad) -> list[Term]:
     """Return the largest step: its widest layer and logits, masks, copies of the cache and of recurrent parts."""
-    joined = load.next_rows * ARRAYS.row_bytes(load.model) if load.facts.slice_bytes else 0
     return [
         largest_layer(load, fed_tokens(load)),
         sized("activation_bytes", reading_bytes(load), f"to read the {load.kv_bits}-bit cache"),
         sized("activation_bytes", _RUNNING_BYTES, "for the first step"),
-        sized("activation_bytes", joined, "of logits before slices of the head are joined"),
+        sized("activation_bytes", load.next_rows * ARRAYS.row_bytes(load.model), "of logits before slices are joined"),
         load.masks(load.call_tokens(load.held_tokens), load.held_tokens),
         sized("activation_bytes", _recurrent_bytes(load), "of recurrent parts in a step"),
     ]
@@ -184,11 +186,15 @@ def reading_bytes(load: MemoryLoad) -> int:
 
 
 def _recurrent_bytes(load: MemoryLoad) -> int:
-    """Return the extra bytes of recurrent state that a step allocates: a copy for every sequence."""
+    """Return the extra bytes of recurrent state that a step allocates: a copy for every sequence.
+
+    A prompt is read for one sequence. A step of all sequences leaves the rest of a prompt's activations to them.
+    """
     if checkpoint_tokens(load.model) is None:
         return 0
     spare = largest_layer(load, fed_tokens(load)).bytes - largest_layer(load, load.sequences).bytes
-    return step_part_bytes(load.model, 1.0, load.sequences, spare)
+    one = part_bytes(load.model)
+    return max(one, load.sequences * one - spare)
 
 
 def attending_bytes(load: MemoryLoad) -> int:

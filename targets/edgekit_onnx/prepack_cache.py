@@ -31,7 +31,7 @@ from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.memory import OWN_PACKED_SHARE, PACKED_SHARE
+from edgekit_onnx.memory import packed_share
 from edgekit_onnx.sessions import arithmetic
 
 LAYOUT = 1  # raise it whenever the format of the cache changes
@@ -68,7 +68,7 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None], *, own: bo
             os.utime(path)
             return PackedFolder(path, hold=hold)
         weights = (files / DATA_FILE).stat().st_size
-        needed = int(weights * (OWN_PACKED_SHARE if own else PACKED_SHARE))
+        needed = int(weights * packed_share(own))
         if needed > limit:
             return PackedFolder(
                 None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"

@@ -51,6 +51,15 @@ class BodyCall(NamedTuple):
     attention: Mapping[int, NDArray[np.float32]] | None = None
 
 
+class _Inputs(NamedTuple):
+    """The buffers that each call fills anew."""
+
+    ids: NDArray[np.int64]
+    lengths: NDArray[np.int32]  # in tokens, of each slot
+    total: NDArray[np.int32]
+    kept: NDArray[np.int64]
+
+
 class Runner:
     """The head's session, the buffers between the parts, and their bindings."""
 
@@ -66,21 +75,19 @@ class Runner:
         # Each layer's owner of the keys and values that it attends to.
         self._owners = [model.kv_owner(index) for index in range(len(model.layers))]
         self._recurrent = recurrent_arrays(model)
-        hidden_size, vocabulary = model.hidden_size, model.vocab_size
+        self._model = model
         self._head, self._device = loaded.head, loaded.device
         self._converts = loaded.device == "cpu" and not loaded.graphs.kernels  # caches of 16 bits, to attend to them
-        self._hidden_size, self._vocabulary = hidden_size, vocabulary
-        self._ids = np.zeros(tokens, np.int64)
-        self._lengths = np.zeros(states, np.int32)
-        self._total = np.zeros(1, np.int32)
-        self._num_kept = np.zeros(1, np.int64)
+        self._inputs = _Inputs(
+            np.zeros(tokens, np.int64), np.zeros(states, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
+        )
         # Parts alternate between the two, so that no part reads the buffer that it writes.
-        self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
+        self._hidden = [loaded.array(tokens, model.hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
         # Hidden states after these layers, for calls that request them. Unwritten pages take no memory.
         self._hidden_layers = tuple(hidden_layers)
-        self._asked = {layer: HostArray(tokens, hidden_size, loaded.numbers) for layer in set(hidden_layers)}
-        self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # unwritten pages take no memory
+        self._asked = {layer: HostArray(tokens, model.hidden_size, loaded.numbers) for layer in set(hidden_layers)}
+        self._logits = np.empty((_KEPT_LOGITS, model.vocab_size), np.float32)  # unwritten pages take no memory
         self._options = CallOptions(loaded.device)
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
@@ -88,7 +95,7 @@ class Runner:
         """Append the ids to the slots from `slot` on, and run the layers from `start` to `stop`."""
         ids, kept, attention = call.ids, call.kept, call.attention
         count, tokens = ids.shape
-        self._ids[: ids.size] = ids.reshape(-1)
+        self._inputs.ids[: ids.size] = ids.reshape(-1)
         in_halves = arena.dtype == np.float16 and (self._converts or attention is not None)
         # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
         # requests larger buffers than the one before, and the arena would keep the buffers of every step.
@@ -101,9 +108,9 @@ class Runner:
                     break
                 options = self._options.giving_back if call.gives_back or is_step else self._options.usual
                 for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
-                    self._lengths[:count] = np.subtract(call.lengths, tokens - end + 1)
-                    self._total[0] = max(call.lengths) - (tokens - end)
-                    self._num_kept[0] = max(0, min(kept, end) - row)
+                    self._inputs.lengths[:count] = np.subtract(call.lengths, tokens - end + 1)
+                    self._inputs.total[0] = max(call.lengths) - (tokens - end)
+                    self._inputs.kept[0] = max(0, min(kept, end) - row)
                     piece = (count, row, end)
                     bind = partial(self._bind, index, running, arena, slot, piece, call.keeps_hidden)
                     if attention is None:
@@ -139,7 +146,7 @@ class Runner:
         Arrays of changing sizes, of a megabyte a row with a large vocabulary, would fragment the heap.
         """
         size = rows if rows == 1 else max(rows, _USUAL_ROWS)
-        return np.empty((size, self._vocabulary), np.float32)[:rows]
+        return np.empty((size, self._model.vocab_size), np.float32)[:rows]
 
     def last_hidden(self, start: int, stop: int) -> NDArray[Any]:
         """Return a view of the hidden states of the tokens `start` to `stop` of the last `body` call; CPU only."""
@@ -173,7 +180,7 @@ class Runner:
     def _head_binding(self, start: int, logits: NDArray[np.float32]) -> Any:
         """Bind the hidden states from row `start` on, and the output array of their logits."""
         binding = self._head.io_binding()
-        self._bind_hidden(binding.bind_input, "hidden_in", self._last, (len(logits), self._hidden_size), start)
+        self._bind_hidden(binding.bind_input, "hidden_in", self._last, (len(logits), self._model.hidden_size), start)
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 
@@ -207,16 +214,16 @@ class Runner:
         for name, value in running.inputs[index]:
             binding.bind_ortvalue_input(name, value)
         if index == 0:
-            binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._ids[row:].ctypes.data)
+            binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._inputs.ids[row:].ctypes.data)
         else:
             source = self._hidden[(index + 1) % 2]
-            self._bind_hidden(binding.bind_input, "hidden_in", source, (count, tokens, self._hidden_size), row)
-        binding.bind_input("seqlens_k", "cpu", 0, np.int32, (count,), self._lengths.ctypes.data)
-        binding.bind_input("total", "cpu", 0, np.int32, (), self._total.ctypes.data)
+            self._bind_hidden(binding.bind_input, "hidden_in", source, (count, tokens, self._model.hidden_size), row)
+        binding.bind_input("seqlens_k", "cpu", 0, np.int32, (count,), self._inputs.lengths.ctypes.data)
+        binding.bind_input("total", "cpu", 0, np.int32, (), self._inputs.total.ctypes.data)
         output = self._hidden[index % 2]
-        self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size), row)
+        self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._model.hidden_size), row)
         if any(part.start <= each.layer < part.stop for each in self._recurrent):
-            binding.bind_input("kept", "cpu", 0, np.int64, (1,), self._num_kept.ctypes.data)
+            binding.bind_input("kept", "cpu", 0, np.int64, (1,), self._inputs.kept.ctypes.data)
         for each, values in zip(self._recurrent, arena.recurrent, strict=True):
             if part.start <= each.layer < part.stop:
                 rows, name = values[slot : slot + count], f"{each.layer}.{each.name}"
@@ -225,7 +232,7 @@ class Runner:
         for layer, asked in self._asked.items() if keeps_hidden else ():
             if part.start < layer < part.stop:
                 self._bind_hidden(
-                    binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size), row
+                    binding.bind_output, hidden_name(layer), asked, (count, tokens, self._model.hidden_size), row
                 )
         for layer in range(part.start, part.stop):
             owner = self._owners[layer]

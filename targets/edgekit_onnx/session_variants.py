@@ -71,12 +71,9 @@ class SessionVariants:
                 return with_width(data) if with_width else data
 
             with vendor_errors("onnx"):
-                is_plain = not variant.sites and not variant.attends
-                is_packed = self._graphs.hold is not None and self._graphs.plan.storage.kv_bits == variant.kv_bits
-                halves = is_plain and is_packed and variant.kv_bits == HALF_BITS
-                changes = not halves and (with_width or not is_plain)
+                halves = variant == Variant(HALF_BITS, frozenset()) and self._graphs.has_halves
                 self._open[variant] = self._graphs.open(
-                    change if changes else None, in_order=variant.attends, halves=halves
+                    None if halves else change, in_order=variant.attends, halves=halves
                 )
         return self._open[variant]
 

@@ -129,9 +129,8 @@ class _Stored:
         if tensor.role == "head":
             values, start = np.empty(tensor.shape, np.float32), 0
             for part in (part for name, part in self.products.items() if name.partition(".")[0] == "head"):
-                stop = start + len(part.values)
-                values[start:stop] = _floats(part, values[start:stop])
-                start = stop
+                _floats(part, values[start : start + len(part.values)])
+                start += len(part.values)
             return values
         if tensor.is_of_expert:
             return self._expert(model, tensor)
@@ -197,11 +196,14 @@ def _name(node: Any) -> str:
 
 def _floats(product: _Product, into: Floats | None = None) -> Floats:
     """Return integer × scale, written into an array if one is given."""
-    values = product.values
-    if not product.bits:
+    values, rows = product.values, len(product.values)
+    if into is None and not product.bits:
         return np.asarray(values, np.float32)
+    into = np.empty((rows, product.inputs), np.float32) if into is None else into
+    if not product.bits:
+        into[:] = values
+        return into
     assert product.scales is not None
-    rows = values.shape[0]
     packed, scales = values.reshape(rows, -1), product.scales.reshape(rows, -1)
     padded = packed.shape[1] * 8 // product.bits
 
@@ -210,4 +212,4 @@ def _floats(product: _Product, into: Floats | None = None) -> Floats:
         repeated = np.repeat(np.asarray(scales[some], np.float32), product.block, axis=1)[:, : product.inputs]
         return integers[:, : product.inputs] * repeated
 
-    return in_slices(np.empty((rows, product.inputs), np.float32) if into is None else into, dequantised)
+    return in_slices(into, dequantised)

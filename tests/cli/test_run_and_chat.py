@@ -22,7 +22,7 @@ from rich.console import Console
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.cli import _answers, command, main
-from edgekit.cli._answers import is_repeating
+from edgekit.cli._answers import Answering, is_repeating
 from edgekit.cli._markdown import _print, _silent_keys, split_blocks
 from edgekit.runtime.open_options import OpenOptions
 from edgekit.runtime.recommended import ChatSampling, chat_sampling
@@ -355,5 +355,5 @@ def test_a_terminal_is_told_of_an_opening_that_takes_seconds(monkeypatch: pytest
     monkeypatch.setattr(_answers, "announce", lambda text: (said.append(text), told.set()))
     monkeypatch.setattr(edgekit, "open", lambda artifact, options: told.wait(60) and runtime)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with _answers.opened(Path("my.edgekit"), OpenOptions()):
+    with _answers.opened(Path("my.edgekit"), OpenOptions(), Answering()):
         assert said == ["opening my.edgekit"]

@@ -42,7 +42,7 @@ def type_in(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "input", typed)
 
 
-def test_stream_chat_keeps_the_conversation(
+def test_stream_chat_keeps_the_conversation_until_the_context_is_full(
     demo: edgekit.Runtime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     type_in(["Write a function that adds two numbers.", "", "Now subtract."], monkeypatch)
@@ -50,11 +50,6 @@ def test_stream_chat_keeps_the_conversation(
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
     shown = capsys.readouterr().out
     assert messages[2]["content"] and messages[2]["content"] in shown
-
-
-def test_stream_chat_forgets_the_beginning_when_the_context_is_full(
-    demo: edgekit.Runtime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     type_in(["First.", "word " * 2000], monkeypatch)
     messages = stream_chat.chat(demo)
     assert [message["role"] for message in messages] == ["system"]

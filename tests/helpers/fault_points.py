@@ -192,7 +192,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
         folder = Path(name)
         if "faults.so" not in os.environ.get("LD_PRELOAD", ""):
-            # One thread: those of a library's pool do not exist in the forked processes, which would wait for them.
+            # One thread: a library's pool does not exist in the forked processes, which would wait for it.
             own = {"LD_PRELOAD": str(library(folder)), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
             environment = os.environ | own
             return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode

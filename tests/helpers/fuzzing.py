@@ -125,7 +125,7 @@ def _damage_field(inner: Any, last: str | int, draw: random.Random) -> None:
 
 
 def _resized(old: Any, draw: random.Random) -> Any:
-    """Another size: never so large that the fuzzer's own memory hides that of the reader."""
+    """Another size: never so large that the fuzzer's memory hides the reader's."""
     if isinstance(old, bool) or old is None:
         return not old
     if isinstance(old, int):

@@ -45,7 +45,7 @@ class Described:
         return bool(jsonschema.Draft202012Validator({**schema, "$defs": self._shared}).is_valid(value))
 
     def values(self, schema: dict[str, Any]) -> Iterator[Any]:
-        """Yield strange values for a part, those at its bounds and over them, and those of its parts."""
+        """Yield strange values for a part, also at its bounds and over them, and for the parts in it."""
         yield from STRANGE
         yield from ([schema["const"]] if "const" in schema else schema.get("enum", []))
         for bound, over in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1)):

@@ -29,7 +29,7 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time,
 QUESTION = "What is the capital of France?"
 TOKENS = 24
 
-# A process of its own: edgekit refuses a second llama.cpp next to its own.
+# Runs in another process, because edgekit refuses a second llama.cpp.
 SERVER = """
 import json, sys
 import xllamacpp

@@ -256,7 +256,7 @@ class BenchRun:
             return NO_MEMORY
 
     def _measurement(self, index: int, conditions: Conditions) -> Measurement:
-        subject = self._subjects[index].subject
+        meter, subject = self._meter, self._subjects[index].subject
         report = self._reports.get(index) or SubjectReport(subject.info, NO_MEMORY, subject.predicted, None, ())
         cases = tuple(self._case(index, case, conditions) for case in self._workload.cases)
         status, why = self._status(index, cases)
@@ -271,9 +271,9 @@ class BenchRun:
             memory=report.memory,
             predicted=report.predicted,
             cases=cases,
-            energy_source=self._meter.source,
+            energy_source=meter.source,
             speculation=report.speculation,
-            notes=(*report.notes, *_energy_note(self._meter)),
+            notes=report.notes if meter.source else (*report.notes, f"energy: not measured: {meter.why}"),
         )
 
     def _case(self, index: int, case: Case, conditions: Conditions) -> CaseResult:
@@ -321,7 +321,3 @@ def _together(requests: Sequence[RequestTimes]) -> Together:
     """Summarise concurrent requests: the slowest one's time is the time of all."""
     seconds = max(request.first_token_s + request.decode_s for request in requests)
     return Together(tokens=sum(request.tokens for request in requests), seconds=seconds)
-
-
-def _energy_note(meter: Meter) -> tuple[str, ...]:
-    return () if meter.source else (f"energy: not measured: {meter.why}",)

@@ -74,11 +74,6 @@ def prepare(folder: Path, manifest: Manifest) -> None:
                 file.truncate(fact.bytes)
 
 
-def missing_pieces(pieces: Iterable[PlacedChunk]) -> list[PlacedChunk]:
-    """Return the chunks whose bytes are not on the disk yet."""
-    return [piece for piece in pieces if not is_whole(piece)]
-
-
 def is_whole(piece: PlacedChunk) -> bool:
     """Return True if the bytes on the disk have the chunk's hash."""
     digest, offset, end = hashlib.sha256(), piece.offset, piece.offset + piece.bytes

@@ -294,7 +294,7 @@ def _fill(
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     fetching.prepare(staging, manifest)
     progress(0, 1, "looking for chunks on the disk")
-    missing = fetching.missing_pieces(fetching.pieces_of(staging, manifest))
+    missing = [piece for piece in fetching.pieces_of(staging, manifest) if not fetching.is_whole(piece)]
     missing = fetching.reuse(missing, _known_pieces([folder, *known], staging, manifest), progress)
     installation.remove_unfinished(folder, staging)
     fetched = fetching.fetch(site, missing, limits, progress)

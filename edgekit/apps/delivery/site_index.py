@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated
 
@@ -113,13 +112,8 @@ class SiteIndex(Frozen):
 
     def release_numbered(self, number: int) -> Release | None:
         """Return the release with this number in any channel."""
-        return next((each for _, each in self.each_release() if each.number == number), None)
-
-    def each_release(self) -> Iterator[tuple[str, Release]]:
-        """Yield every release with its channel."""
-        for name, releases in self.channels.items():
-            for release in releases:
-                yield name, release
+        releases = (release for channel in self.channels.values() for release in channel)
+        return next((release for release in releases if release.number == number), None)
 
 
 def file_name(sha256: str) -> str:

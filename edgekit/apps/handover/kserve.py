@@ -6,7 +6,7 @@ from shlex import join
 from typing import Any
 
 from edgekit.apps.handover import vllm
-from edgekit.apps.handover.resources import gpu_resources, kubernetes_name, volume, yaml_text
+from edgekit.apps.handover.resources import CLAIM, gpu_resources, kubernetes_name, yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
 
 VERSION = "KServe 0.20, serving.kserve.io/v1alpha2"
@@ -49,7 +49,7 @@ def _workload(plan: ServerPlan, role: str) -> dict[str, Any]:
         container["volumeMounts"] = [
             {"name": "bundle", "mountPath": "/mnt/bundle", "subPath": kubernetes_name(plan), "readOnly": True}
         ]
-        template["volumes"] = [volume("bundle")]
+        template["volumes"] = [{"name": "bundle", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}]
     return {
         "replicas": 1 if share else copies,
         "parallelism": {

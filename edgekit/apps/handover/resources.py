@@ -28,8 +28,3 @@ def gpu_resources(plan: ServerPlan, count: int) -> dict[str, Any]:
     """Return the requests and limits of `count` GPUs."""
     kind = "amd.com/gpu" if plan.gpu.startswith("mi") else "nvidia.com/gpu"
     return {"limits": {kind: str(count)}, "requests": {kind: str(count)}}
-
-
-def volume(name: str) -> dict[str, Any]:
-    """Return the volume of the claim with the bundle."""
-    return {"name": name, "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}

@@ -119,7 +119,7 @@ class SshDevice:
         lines = [line.split() for line in self._ask(listing, timeout_s).decode("utf-8", "replace").splitlines()]
         return {line[1].removeprefix("./"): int(line[0]) for line in lines if len(line) == 2 and line[0].isdigit()}
 
-    def _push_file(self, path: Path, target: str, timeout_s: float, held: int = 0) -> None:
+    def _push_file(self, path: Path, target: str, timeout_s: float, held: int) -> None:
         """Send a file from byte `held` on; it gets its final name after its hash is checked."""
         size, part = path.stat().st_size, shlex.quote(f"{target}.part")
         offset = held if 0 < held < size else 0

@@ -16,7 +16,6 @@ from edgekit.errors import TargetMissing
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
 _EXECUTORCH = "executorch"  # the target
-_COPIED_SHARE = 1.2  # of weights that onnxruntime packs at each opening: 1.0 to 1.1 were measured at 0.1 and 0.6 B
 _ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorch's wheel
 
 
@@ -92,7 +91,6 @@ class NativeLoop:
         runtime = _attention() if target == _EXECUTORCH else None
         self._model = NativeLibrary(find_library(target)).open(artifact, runtime=runtime, exact=exact)
         self._draft_tokens = LOOKUP_TOKENS if drafts else 0
-        self.copied_share = 0.0 if target == _EXECUTORCH else _COPIED_SHARE
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
         """Answer a text, or messages that the chat template renders. Takes the options of `NativeModel.generate`."""

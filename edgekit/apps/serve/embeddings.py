@@ -79,11 +79,10 @@ async def embeddings(call: Call) -> Response:
     model = await call.model(body.model)
     options = {**OwnFields.of(body.edgekit), "dimensions": body.dimensions}
     found = await embed(call, model, listed(body.input), options)
-    as_text = body.encoding_format == "base64"
-    data = [
-        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_text else vector.tolist()}
-        for index, vector in enumerate(found.vectors)
-    ]
+    vectors: list[Any] = [vector.tolist() for vector in found.vectors]
+    if body.encoding_format == "base64":
+        vectors = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in found.vectors]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)]
     usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
     return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
 
@@ -140,7 +139,3 @@ async def read_texts(
         result = await wait(job)
     call.ignore("x-edgekit-model", [model.name])
     return result, tokens
-
-
-def _base64(vector: NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -43,7 +43,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, began = _headers(scope), perf_counter()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        began = perf_counter()
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         state = scope.setdefault("state", {})
@@ -84,7 +85,7 @@ class Guard:
         if len(sizes) > _MAX_HEADERS or sum(sizes) > _MAX_HEADER_BYTES:
             raise ApiError(431, "the headers are too large", code="headers_too_large")
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not self._may_be_called(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or _PORT.sub("", hosts[0].decode("latin-1")).lower() not in self._hosts:
             raise ApiError(403, "this host name may not be used; start with --allowed-host", code="host_not_allowed")
         origin = headers.get("origin")
         is_same = origin is not None and origin.partition("://")[2] == hosts[0].decode("latin-1")
@@ -100,9 +101,6 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 12 or int(length) > self._service.max_body:
             raise too_large(self._service.max_body)
-
-    def _may_be_called(self, host: str) -> bool:
-        return _PORT.sub("", host).lower() in self._hosts
 
     def _key(self, headers: Mapping[str, str]) -> Key:
         keys = self._service.keys
@@ -161,10 +159,6 @@ def problem(error: ApiError, scope: Scope) -> Response:
     """Return the response for an error, in the form of the path's API."""
     content = error_content(error, dialect_of(scope["path"]), scope["state"]["request_id"])
     return Response(as_json(content), error.status, error.headers, "application/json")
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _encoded(headers: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:

@@ -102,7 +102,7 @@ class Thinking(ApiFields):
 
 
 class AnthropicTool(ApiFields):
-    """A tool; those of a type other than `custom` are Anthropic's own."""
+    """A tool. Anthropic runs every tool whose type is not `custom` itself."""
 
     type: Name | None = None
     name: ToolName | None = None
@@ -166,10 +166,6 @@ class PromptBody(ApiFields):
             return None
         return {"enable_thinking": self.thinking.type == "enabled"}
 
-    def form(self) -> dict[str, Any]:
-        """Return the option for the form of the answer."""
-        return form_option(self.output_config.format if self.output_config else None)
-
 
 class MessagesBody(PromptBody):
     """The body of a message."""
@@ -217,7 +213,8 @@ async def messages(call: Call) -> Response | EventStream:
     model = await call.model(body.model)
     plan = body.planned_tools()
     options = body.sampling(call.service.models.default_sampling(model))
-    options |= {"schema": plan.schema} if plan.is_forced else body.form()
+    form = body.output_config.format if body.output_config else None
+    options |= {"schema": plan.schema} if plan.is_forced else form_option(form)
     answers = await ask(call, model, PromptJob(body.plain(), options, 1, plan.described, body.template_options()))
     writer = MessageWriter(model, answers, plan)
     if body.stream:

@@ -80,6 +80,14 @@ def on_demand(
     )
 
 
+class FailedOpening(NamedTuple):
+    """The last attempt to open a model, how many failed in a row, and when the next one may be made."""
+
+    error: ApiError
+    attempts: int
+    retry_at: float
+
+
 class PooledModel:
     """A model of a pool: its runtime if it is open, and the number of calls that use it."""
 
@@ -90,7 +98,7 @@ class PooledModel:
         if not isinstance(source, OnDemand):
             self.runtime = source if isinstance(source, AsyncRuntime) else AsyncRuntime(source)
         self.users = 0  # calls that use it or wait for it
-        self.loads = self.unloads = self.failures = 0
+        self.loads = self.unloads = 0
         self.load_s = 0.0  # total seconds of all loads
         self.last_used = 0.0
         self.taken_bytes = 0  # of the pool's memory
@@ -98,8 +106,7 @@ class PooledModel:
         self.change: asyncio.Task[None] | None = None  # the task that opens or closes it
         self.expiry: asyncio.TimerHandle | None = None  # will close it
         self.saving: asyncio.TimerHandle | None = None  # will save its prefixes
-        self.retry_at = 0.0
-        self.problem: ApiError | None = None  # error of the last attempt to open it
+        self.failed: FailedOpening | None = None  # None: the last attempt to open it succeeded
 
     @property
     def state(self) -> ModelState:
@@ -152,7 +159,7 @@ class PoolSettings(NamedTuple):
     keep_alive_s: float | None = None  # an unused model is closed after this time; None: never
     wait_s: float = 30.0  # most seconds to wait for running answers of other models
     prefixes: Path | None = None  # the folder of saved prefixes; None: they are not saved
-    measure: Callable[[], tuple[int, int | None]] = lambda: (_private_bytes(), _free_bytes())
+    measure: Callable[[], tuple[int, int | None]] = lambda: (footprint().private_bytes or 0, _free_bytes())
 
 
 def pool_settings(settings: ServerSettings, models: int) -> PoolSettings:
@@ -189,8 +196,8 @@ class ModelPool:
         try:
             while model.runtime is None or model.change is not None:
                 if model.change is None:
-                    if model.problem is not None and monotonic() < model.retry_at:
-                        raise model.problem
+                    if model.failed is not None and monotonic() < model.failed.retry_at:
+                        raise model.failed.error
                     model.change = asyncio.create_task(self._open(model))
                     model.change.add_done_callback(_retrieved)
                 await asyncio.shield(model.change)
@@ -225,17 +232,17 @@ class ModelPool:
             log.info("opening %s", model.name)
             source = model.source
             model.runtime = AsyncRuntime(await asyncio.to_thread(lambda: self._restored(source.open(allowed))))
-            model.problem, model.failures = None, 0
+            model.failed = None
             model.loads += 1
             model.load_s += monotonic() - began
         except ApiError:
             raise  # no room now: the next call tries again
         except Exception as error:
-            wait_s = _BACKOFF_S[min(model.failures, len(_BACKOFF_S) - 1)]
-            model.failures += 1
-            model.problem, model.retry_at = _failed(model, error, wait_s), monotonic() + wait_s
+            before = model.failed.attempts if model.failed else 0
+            wait_s = _BACKOFF_S[min(before, len(_BACKOFF_S) - 1)]
+            model.failed = FailedOpening(_failed(model, error, wait_s), before + 1, monotonic() + wait_s)
             log.error("%s cannot be opened: %s", model.name, error)
-            raise model.problem from None
+            raise model.failed.error from None
         finally:
             model.change = None
             if model.runtime is None:
@@ -384,10 +391,6 @@ def _retrieved(task: asyncio.Task[None]) -> None:
     """Read the error of a task, because all of its callers may have left."""
     if not task.cancelled():
         task.exception()
-
-
-def _private_bytes() -> int:
-    return footprint().private_bytes or 0
 
 
 def _free_bytes() -> int | None:

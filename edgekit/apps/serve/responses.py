@@ -96,10 +96,6 @@ class ResponseBody(SamplingFields):
             raise invalid("input: holds no message", "input")
         return joined_system([*first, *_calls_joined(messages)])
 
-    def form(self) -> dict[str, Any]:
-        """Return the option for the form of the answer."""
-        return form_option(self.text.format if self.text else None)
-
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
         """Return the plan for tools that are functions, and the types of all other tools, which are left out."""
         functions, ignored = list[FunctionTool](), list[str]()
@@ -176,7 +172,7 @@ async def responses(call: Call) -> Response | EventStream:
     asks_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
     if asks_logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    form = body.form()
+    form = form_option(body.text.format if body.text else None)
     if plan.is_forced and form:
         call.ignore("x-edgekit-ignored", ["text.format"])  # the answer is a call
     unread = [each for each in body.include or () if each != _LOGPROBS]

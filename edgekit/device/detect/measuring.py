@@ -82,7 +82,8 @@ def read_bandwidth(cores: int, cache_bytes: int, ram_bytes: int) -> float:
     # There may be one last-level cache per group of cores: four times its size exceeds most of them.
     total_bytes = min(max(4 * cache_bytes, _MIN_BYTES), _MAX_BYTES, max(ram_bytes // 8, 1 << 20))
     each = max(1 << 18, total_bytes // cores // 4)
-    sweeps = [partial(_sweep, np.ones(each, dtype=np.float32)) for _ in range(cores)]
+    parts = [np.ones(each, dtype=np.float32) for _ in range(cores)]
+    sweeps = [partial(part.dot, part) for part in parts]
     return _best_rate(sweeps, 4 * each * cores, _READ_S) / 1e9
 
 
@@ -94,10 +95,6 @@ def multiply_speed(cores: int) -> float:
     return (
         _best_rate([partial(_square, each) for each in squares], 2 * _SIDE**3 * _PRODUCTS * cores, _MULTIPLY_S) / 1e12
     )
-
-
-def _sweep(part: Floats) -> None:
-    part.dot(part)
 
 
 def _square(matrix: Floats) -> None:

@@ -100,7 +100,7 @@ class Windows:
 
 
 class Stage:
-    """Training of one model, with its checkpoint beside it."""
+    """Training of one model, with its checkpoint."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Stage:
 
 
 def fresh_or_continued(shape: Shape, init_from: Path | None, seed: int) -> Llama:
-    """A model with new weights, or with those of a folder, which then says its own shape."""
+    """A model with new weights, or with the weights of a folder, which then says its shape."""
     from examples.training.demo_training.llama import read_model
 
     return read_model(init_from) if init_from else Llama(shape, seed)

@@ -30,7 +30,7 @@ class Shelf:
         self.runtimes: dict[str, Runtime] = {}
 
     def model(self, name: str, size: int, seconds: float = 0.0) -> OnDemand:
-        """A model of `size` bytes, in addition to those of the process."""
+        """A model that adds `size` bytes to the process."""
 
         def open_it(memory: int | None) -> Runtime:
             self.opened.append(name)
@@ -193,7 +193,7 @@ def test_a_model_that_cannot_be_opened_is_tried_again_later() -> None:
                     pass
             messages.append(str(refused.value))
             if len(messages) == 2:
-                model.retry_at = 0.0
+                model.failed = model.failed._replace(retry_at=0.0)
         assert messages[0] == messages[1] == "a does not fit: 9 GiB are needed"
         assert "secret" not in messages[2]
         assert attempts == 2

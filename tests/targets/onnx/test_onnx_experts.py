@@ -78,58 +78,36 @@ def test_experts_that_the_operator_cannot_hold_are_refused() -> None:
             OnnxTarget().check(plan)
 
 
-def without_sinks(node: Any) -> bool:
-    if node.op_type == "GroupQueryAttention":
-        node.input[11] = ""
-    return node.op_type == "GroupQueryAttention"
+CHANGED = {
+    "no sinks": ("gpt_oss", "GroupQueryAttention", lambda node: put(node, 11, ""), "has sinks"),
+    "sinks of other sizes": ("gpt_oss", "GroupQueryAttention", lambda node: put(node, 11, node.input[7]), "has sinks"),
+    "no bias": ("gpt_oss", "QMoE", lambda node: put(node, 4, ""), "do not fit their weights"),
+    "a bias of other sizes": ("gpt_oss", "QMoE", lambda node: put(node, 7, node.input[4]), "do not fit their weights"),
+    "fewer active": ("mixtral", "QMoE", lambda node: set_number(node, "k", 3), "experts"),
+    "other bits": ("mixtral", "QMoE", lambda node: set_number(node, "expert_weight_bits", 8), "experts"),
+    "other blocks": ("mixtral", "QMoE", lambda node: set_number(node, "block_size", 64), "experts"),
+}
 
 
-def sinks_of_other_sizes(node: Any) -> bool:
-    if node.op_type == "GroupQueryAttention":
-        node.input[11] = node.input[7]  # a rotary table
-    return node.op_type == "GroupQueryAttention"
+def put(node: Any, place: int, name: str) -> None:
+    node.input[place] = name
 
 
-def without_bias(node: Any) -> bool:
-    if node.op_type == "QMoE":
-        node.input[4] = ""
-    return node.op_type == "QMoE"
+def set_number(node: Any, name: str, value: int) -> None:
+    next(each for each in node.attribute if each.name == name).i = value
 
 
-def bias_of_other_sizes(node: Any) -> bool:
-    if node.op_type == "QMoE":
-        node.input[7] = node.input[4]
-    return node.op_type == "QMoE"
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (without_sinks, "has sinks"),
-        (sinks_of_other_sizes, "has sinks"),
-        (without_bias, "do not fit their weights"),
-        (bias_of_other_sizes, "do not fit their weights"),
-    ],
-)
-def test_a_graph_with_other_sinks_or_biases_is_refused(
-    tmp_path: Path, change: Callable[[Any], bool], named: str
+@pytest.mark.parametrize(("family", "kind", "change", "named"), CHANGED.values(), ids=CHANGED)
+def test_a_graph_with_other_experts_sinks_or_biases_is_refused(
+    tmp_path: Path, family: str, kind: str, change: Callable[[Any], None], named: str
 ) -> None:
-    made = mixture("gpt_oss").copied(tmp_path)
+    made = mixture(family).copied(tmp_path)
     path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
     model = onnx.load_model(path, load_external_data=False)
-    assert any(change(node) for node in model.graph.node)
+    changed = [node for node in model.graph.node if node.op_type == kind]
+    assert changed
+    for node in changed:
+        change(node)
     path.write_bytes(model.SerializeToString())
     with pytest.raises(DamagedArtifact, match=named):
-        made.open()
-
-
-@pytest.mark.parametrize(("attribute", "value"), [("k", 3), ("expert_weight_bits", 8), ("block_size", 64)])
-def test_a_graph_with_other_experts_is_refused(tmp_path: Path, attribute: str, value: int) -> None:
-    made = mixture("mixtral").copied(tmp_path)
-    path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
-    model = onnx.load_model(path, load_external_data=False)
-    (node, *_) = [node for node in model.graph.node if node.op_type == "QMoE"]
-    next(each for each in node.attribute if each.name == attribute).i = value
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(DamagedArtifact, match="experts"):
         made.open()

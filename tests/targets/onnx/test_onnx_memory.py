@@ -24,7 +24,7 @@ from edgekit_onnx import prepack_cache as packed
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST, export
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
-from edgekit_onnx.memory import PACKED_SHARE
+from edgekit_onnx.memory import packed_share
 from edgekit_onnx.unpacked import weights
 from engines import Model, onnx_model
 
@@ -319,7 +319,7 @@ def test_cache_drops_least_recently_used(sealed: Model, home: Path, monkeypatch:
     for place, age in ((old, 100), (older, 200)):
         shutil.copytree(kept(home)[-1] if place is old else old, place)
         os.utime(place, (time.time() - age, time.time() - age))
-    needed = int((sealed.files / "weights.bin").stat().st_size * PACKED_SHARE)
+    needed = int((sealed.files / "weights.bin").stat().st_size * packed_share(own=False))
     shutil.rmtree(next(place for place in kept(home) if not place.name.startswith("old")))
     monkeypatch.setenv("EDGEKIT_PACKED", str(needed + size + 100))
     say(sealed)

@@ -75,7 +75,7 @@ def test_state_takes_the_bytes_of_its_width(llama: Model) -> None:
 
 @pytest.mark.parametrize("bits", [16, 8])
 def test_keys_are_rotated_on_eviction(llama: Model, bits: int) -> None:
-    """After the same evictions, logits of a narrow state are close to those of a float32 state."""
+    """After the same evictions, a narrow state gives almost the logits of a float32 state."""
     engine, tokens, said = llama.open(), list(models.tokens_of(30)), []
     for width in (32, bits):
         state = engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=width))

@@ -344,6 +344,6 @@ def test_chunks_threads_and_packing_change_no_bit_and_saved_prefixes_name_the_ke
     adapted = OnnxTarget().adapt(artifact.plan)
     monkeypatch.setenv("EDGEKIT_KERNELS", "off")
     engine = OnnxEngine(artifact.plan, artifact.folder)
-    assert adapted.memory.packs_itself and not OnnxTarget().adapt(adapted).memory.packs_itself
+    assert adapted.memory.layout and not OnnxTarget().adapt(adapted).memory.layout
     assert len(logits) == len(keys) == 1 and engine.products == "onnxruntime" and engine.model_key not in keys
     engine.close()

@@ -47,7 +47,8 @@ class FunctionCalls(PublicTask):
         return str(item["group"])
 
     def ask(self, item: Mapping[str, Any], *, chat: bool, tools: bool) -> ModelInput:
-        described = [{"type": "function", "function": _function(each)} for each in item["function"]]
+        functions = [{**each, "parameters": _schema(each["parameters"])} for each in item["function"]]
+        described = [{"type": "function", "function": each} for each in functions]
         messages = [dict(message) for message in item["question"][0]]
         if tools:
             return ModelInput(messages, max_tokens=256, tools=tuple(described))
@@ -140,12 +141,8 @@ def _folded(text: str) -> str:
     return re.sub(r"[\s,./_*^-]", "", text).replace("'", '"').lower()
 
 
-def _function(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a function's types from the data set's Python names to JSON schema's."""
-    return {**described, "parameters": _schema(described["parameters"])}
-
-
 def _schema(value: Any) -> Any:
+    """Convert types from the data set's Python names to JSON schema's."""
     if isinstance(value, list):
         return [_schema(each) for each in value]
     if not isinstance(value, dict):
