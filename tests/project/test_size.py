@@ -64,7 +64,7 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of Python in edgekit and targets": (74_548, lambda: lines_of(CODE)),
+    "lines of Python in edgekit and targets": (74_547, lambda: lines_of(CODE)),
     "of it the core, without apps and methods": (54_093, lambda: lines_of([path for path in CODE if is_core(path)])),
     "functions with more than 7 parameters": (12, lambda: sum(parameters(each) > 7 for each in functions())),
     "lines of the longest function": (77, lambda: max(map(length, functions()))),
