@@ -128,7 +128,7 @@ def _method(
 
 
 def _has_four_bits(recipe: Recipe) -> bool:
-    return any(rule.format.kind == "s4" for rule in recipe.rules)
+    return any(rule.format.has_few_bits for rule in recipe.rules)
 
 
 def usual_method(model: ModelSpec, recipe: Recipe) -> Method:

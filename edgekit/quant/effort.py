@@ -54,7 +54,7 @@ def calibration_text(
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
     if effort == "high" and method not in (None, "gptq"):
         raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
-    has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
+    has_four_bits = any(rule.format.has_few_bits for recipe in recipes for rule in recipe.rules)
     if effort == "high" and not has_four_bits:
         raise InvalidInput("--effort high tunes scales of four bits, and the recipe has none; leave out --effort")
     if calibrate is not None:
