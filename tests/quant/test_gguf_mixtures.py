@@ -71,8 +71,8 @@ def test_narrow_rows_take_the_types_that_llamacpp_falls_back_to() -> None:
 @pytest.mark.parametrize("name", [*GGUF_RECIPES, "small"])
 def test_offer_counts_the_bytes_of_the_file(name: str) -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
-    offers = {each.recipe.name: each for each in LlamaCppTarget().offers(model, load_profile("laptop-x86-8gb"))}
-    assert (offer := offers[name]).only_by_name and offer.refusal is None
+    offer = {each.recipe.name: each for each in LlamaCppTarget().offers(model, load_profile("laptop-x86-8gb"))}[name]
+    assert offer.only_by_name and offer.refusal is None
     types = stored_types(model, offer.recipe, 64)
     stored = sum(
         int(np.prod(shape)) // TYPES[TYPE_IDS[kind]].values * TYPES[TYPE_IDS[kind]].bytes
