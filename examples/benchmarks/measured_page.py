@@ -238,8 +238,8 @@ def quality_rows() -> list[Row]:
         if row["activations"] == "float" and recipe in (*NATIVE_RECIPES, "balanced", "s4-g32", "small"):
             texts = row["text"].values()
             losses_ = [fmean(each["kl"]) for each in texts], [fmean(each["same_top"]) for each in texts]
-            by_llama_cpp = (recipe, row["method"]) == ("small", "none")
-            add(names[row["model"]], "llamacpp" if by_llama_cpp else "float32", recipe, row["method"], *losses_)
+            held = "float32" if recipe != "small" else "llamacpp" if row["method"] == "none" else "mlx"
+            add(names[row["model"]], held, recipe, row["method"], *losses_)
     return sorted(found, key=lambda row: [str(each) for each in row.values()])
 
 
