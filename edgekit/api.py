@@ -20,7 +20,7 @@ from edgekit.common.staging import refuse_existing
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import RECIPES, Recipe
+from edgekit.contracts.recipe import RECIPES, SMALL, Recipe, of_model
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import budgeted, make_plans, read_plan
@@ -287,4 +287,5 @@ def _recipe_for(source: ModelSource, given: str | Recipe | None, options: Quanti
     if options.bits_per_weight is not None:
         return budgeted(source, recipe, options.bits_per_weight)
     is_quick = source.spec.encoder is not None or options.rounds_alone(source)
-    return recipe_of(source, recipe) or RECIPES["s8" if is_quick else "balanced"]
+    recipe = of_model(recipe, source.spec) if recipe == SMALL else recipe_of(source, recipe)
+    return recipe or RECIPES["s8" if is_quick else "balanced"]

@@ -71,7 +71,7 @@ def _what_calibration_takes(source: ModelSource, recipes: Iterable[Recipe]) -> s
     """Say what the calibration that does not take place by default would take, or why there is none."""
     if why := why_rounded(source, None):
         return f"calibrating 4 bits {why}"
-    if all(rule.format.kind != "s4" for recipe in recipes for rule in recipe.rules):
+    if not any(recipe.has_few_bits for recipe in recipes):
         return "gptq on calibration text is closer: effort normal"
     return f"{_LESS}, and takes about {in_words(estimated_seconds(source.spec))} here: effort normal"
 

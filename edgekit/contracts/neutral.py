@@ -23,7 +23,7 @@ from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json
 from edgekit.common.staging import copy_folder
 from edgekit.contracts.plan import Method, Quantisation
-from edgekit.contracts.recipe import Format, Recipe
+from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, quote_short
 from edgekit.formats.int_packing import IntegerRows, in_slices, row_bytes, unpack
 from edgekit.formats.safetensors import TensorBytes, TensorFolder
@@ -132,7 +132,7 @@ def stored_as(tensor: Tensor, stored: Format) -> list[StoredTensor]:
 
 def bits_of(stored: Format) -> int:
     """Return the bits of one stored integer."""
-    return 4 if stored.kind == "s4" else 8
+    return INTEGER_BITS[stored.kind]
 
 
 class NeutralWeights:

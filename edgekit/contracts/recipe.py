@@ -19,7 +19,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 NumberFormat = Literal[
-    "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
+    "s3", "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
 ]  # fmt: skip
 ScaleFormat = Literal["bfloat16", "float16", "float32"]
@@ -28,15 +28,11 @@ GROUPS = (128, 64, 32)
 AS_IS = "as-is"  # the recipe of another tool's file
 SMOOTH = "-smooth"  # suffix of the recipes that make channels alike
 SMALL_MODEL = 300_000_000  # parameters
+SMALL_BITS = 3.5  # a weight, at most, of the recipe `small`
+INTEGER_BITS = {"s3": 3, "s4": 4, "s8": 8, "fp8": 8}
 _FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
-# Bits of the integers, and bits of scale (and bias) that each group adds.
-_NATIVE_GROUPS: tuple[tuple[NumberFormat, int], ...] = (
-    ("affine6", 64),
-    ("affine5", 64),
-    ("nvfp4", 16),
-    ("mxfp4", 32),
-    ("affine3", 64),
-)
+_NATIVE_GROUPS: tuple[tuple[NumberFormat, int], ...] = (("nvfp4", 16), ("mxfp4", 32))
+# Bits of the integers, and bits of scale (and bias) that each group adds. The affine ones are of older artifacts.
 _NATIVE = {"mxfp4": (4, 8), "nvfp4": (4, 8), "affine3": (3, 32), "affine5": (5, 32), "affine6": (6, 32)}
 # llama.cpp's own: the values of a block and its bytes, scales included.
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {
@@ -60,8 +56,8 @@ class Format(Frozen):
 
     @model_validator(mode="after")
     def _group_belongs(self) -> Format:
-        if self.kind == "s4" and self.group not in GROUPS:
-            raise ValueError("s4 needs a group of 32, 64 or 128")
+        if self.has_few_bits and self.group not in GROUPS:
+            raise ValueError(f"{self.kind} needs a group of 32, 64 or 128")
         if self.kind == "s8" and self.group not in (None, *GROUPS):
             raise ValueError("s8 takes a group of 32, 64 or 128, or none")
         if (self.is_float or self.kind == "fp8") and self.group is not None:
@@ -73,6 +69,11 @@ class Format(Frozen):
     @property
     def is_float(self) -> bool:
         return self.kind in _FLOAT_BITS
+
+    @property
+    def has_few_bits(self) -> bool:
+        """True for integers of which rounding to the nearest loses much."""
+        return INTEGER_BITS.get(self.kind, 8) < 8
 
     @property
     def is_native(self) -> bool:
@@ -110,7 +111,7 @@ class Format(Frozen):
             values, size = GGUF_BLOCKS[self.kind]
             return rows * -(-inputs // values) * size
         scales = inputs // (self.group or inputs) * (4 if self.scales == "float32" else 2)
-        return rows * (scales + (inputs if self.kind in ("s8", "fp8") else -(-inputs * 4 // 32) * 4))
+        return rows * (scales + (-(-inputs * INTEGER_BITS[self.kind] // 32) * 4 if self.has_few_bits else inputs))
 
     def __str__(self) -> str:
         return f"{self.kind}-g{self.group}" if self.group else self.kind
@@ -178,8 +179,9 @@ class Recipe(Frozen):
         return self.name == AS_IS
 
     @property
-    def has_four_bits(self) -> bool:
-        return any(rule.format.kind == "s4" for rule in self.rules)
+    def has_few_bits(self) -> bool:
+        """True if rounding to the nearest loses much in a matrix."""
+        return any(rule.format.has_few_bits for rule in self.rules)
 
     def is_exact(self) -> bool:
         """Return True if nothing is quantised."""
@@ -192,6 +194,10 @@ class Recipe(Frozen):
     def is_native(self) -> bool:
         """Return True if a rule uses a vendor's format."""
         return any(rule.format.is_native for rule in self.rules)
+
+    def is_rare(self) -> bool:
+        """Return True for formats that few engines have, which plans take only by name: a vendor's, or 3 bits."""
+        return any(rule.format.is_native or rule.format.kind == "s3" for rule in self.rules)
 
 
 def _by_name(rules: tuple[Rule, ...]) -> RulesByName:
@@ -244,8 +250,14 @@ def of_model(recipe: Recipe, model: ModelSpec) -> Recipe:
     """Return `balanced`, with any budget, with four bits for an embedding that the head does not share.
 
     Rows that are only looked up lose little: a KL of 0.008 on SmolLM2, where the same matrix as the head loses 0.17.
-    Other recipes, and models, are returned as they are.
+    `small` gets four for the head and groups of 128, where that makes at most 3.5 bits a weight. Other recipes, and
+    models, are returned as they are.
     """
+    if recipe == SMALL:
+        head = "*embed_tokens*" if model.tied else model.head
+        finer = (Rule(pattern=head, format=Format(kind="s4", group=128)), *_all("s3", 128))
+        taken = SMALL.model_copy(update={"rules": finer})
+        return taken if bits_per_weight(model, taken) <= SMALL_BITS else SMALL
     is_budgeted = recipe.rules == RECIPES["balanced"].rules and budget_bytes(recipe, model) is not None
     if model.tied or model.encoder or not is_budgeted:
         return recipe
@@ -292,8 +304,8 @@ def _s4(group: int) -> tuple[Rule, ...]:
     )
 
 
-def _all(kind: NumberFormat) -> tuple[Rule, ...]:
-    return (Rule(pattern="*", format=Format(kind=kind)),)
+def _all(kind: NumberFormat, group: int | None = None) -> tuple[Rule, ...]:
+    return (Rule(pattern="*", format=Format(kind=kind, group=group)),)
 
 
 _LLAMA_CPP = re.compile(r"(?:i?q|tq)[1-8]_\w{1,8}", re.IGNORECASE | re.ASCII)
@@ -313,6 +325,9 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+# For devices that cannot hold 4 bits: these rules are mlx's, and llamacpp has formats of its own (`gguf_mixtures`).
+SMALL = Recipe(name="small", rules=_all("s3", 64))
+
 # Eight-bit floats (E4M3) with one scale per row, only for servers: no target supports them.
 FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
 
@@ -320,19 +335,15 @@ FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
 KEEP = Recipe(name="keep", rules=(), keeps="the source's own integers")
 
 # Vendors' formats are not packed from neutral weights, so they are used only if a request names them.
-NATIVE_RECIPES: dict[str, Recipe] = {
-    kind: Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))
-    for kind, group in _NATIVE_GROUPS
-}
+NATIVE_RECIPES: dict[str, Recipe] = {kind: Recipe(name=kind, rules=_all(kind, group)) for kind, group in _NATIVE_GROUPS}
 
 # llama.cpp's mixtures, with the format of most matrices; `edgekit.quant.gguf_mixtures` adds the rules of a model's
 # layers.
-_GGUF_COMMON: tuple[tuple[str, NumberFormat], ...] = (
-    ("gguf-q4_k_m", "q4_k"),
-    ("gguf-q5_k_m", "q5_k"),
-    ("gguf-q6_k", "q6_k"),
-)
-GGUF_RECIPES: dict[str, Recipe] = {name: Recipe(name=name, rules=_all(kind)) for name, kind in _GGUF_COMMON}
+GGUF_RECIPES: dict[str, Recipe] = {
+    "gguf-q4_k_m": Recipe(name="gguf-q4_k_m", rules=_all("q4_k")),
+    "gguf-q5_k_m": Recipe(name="gguf-q5_k_m", rules=_all("q5_k")),
+    "gguf-q6_k": Recipe(name="gguf-q6_k", rules=_all("q6_k")),
+}
 
 
 def smooth(recipe: Recipe) -> Recipe:
@@ -345,7 +356,7 @@ _NAMED: dict[str, Recipe] = {
     **{f"{name}{SMOOTH}": smooth(base) for name, base in RECIPES.items() if not base.is_exact()},
     **NATIVE_RECIPES,
     **GGUF_RECIPES,
-    **{each.name: each for each in (KEEP, FP8_RECIPE)},
+    **{each.name: each for each in (SMALL, KEEP, FP8_RECIPE)},
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import Format, Recipe, budget_bytes
+from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe, budget_bytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
@@ -44,9 +44,12 @@ def tensor_bytes(shape: tuple[int, ...], form: Format, facts: MemoryFacts) -> in
     rows, inputs, scale_bits = prod(shape[:-1]), shape[-1], facts.scale_bits + facts.bias_bits
     if form.is_float:
         return rows * inputs * facts.float_bits // 8 if facts.float_bits else form.bytes(shape)
-    if form.kind == "s4":
+    if form.has_few_bits:
         assert form.group is not None
-        return rows * (inputs // 2 + inputs // min(form.group, facts.scale_group or form.group) * scale_bits // 8)
+        bits = INTEGER_BITS[form.kind]
+        return rows * (
+            inputs * bits // 8 + inputs // min(form.group, facts.scale_group or form.group) * scale_bits // 8
+        )
     if form.kind == "s8":
         group = facts.scale_group or form.group or facts.row_group
         scales = -(-inputs // group) if group else 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edgekit.formats.int_packing import IntegerFormat, IntegerRows
+from edgekit.formats.int_packing import IntegerFormat, IntegerRows, bf16_to_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,10 +51,6 @@ def _high_bits(packed: ByteArray) -> ByteArray:
 
 def _floats(blocks: ByteArray, *, dtype: str) -> Floats:
     return blocks.view(dtype).astype(np.float32)
-
-
-def _bf16(blocks: ByteArray) -> Floats:
-    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _q4_0(blocks: ByteArray) -> Floats:
@@ -190,7 +186,7 @@ TYPES: dict[int, GgufType] = {
     20: GgufType("IQ4_NL", _QK, 18, _iq4_nl),
     23: GgufType("IQ4_XS", _QK_K, 136, _iq4_xs),
     28: GgufType("F64", 1, 8, partial(_floats, dtype="<f8"), is_float=True),
-    30: GgufType("BF16", 1, 2, _bf16, is_float=True),
+    30: GgufType("BF16", 1, 2, lambda blocks: bf16_to_float32(blocks.view("<u2")), is_float=True),
     39: GgufType("MXFP4", _QK, 17, _mxfp4),
 }
 

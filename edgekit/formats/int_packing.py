@@ -1,4 +1,4 @@
-"""4-bit and 8-bit integers as bytes: value + 8 or + 128, low nibble first, rows padded to four bytes.
+"""Integers of 3, 4 and 8 bits as bytes: value + 4, + 8 or + 128, low bits first, rows padded to four bytes.
 
 These are the bytes of `weight_packed`, of MLX affine weights and of MatMulNBits, without scales.
 """
@@ -76,51 +76,42 @@ def row_bytes(inputs: int, bits: int) -> int:
 
 def pack(values: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Pack `values` [out, in] in [-2^(bits-1), 2^(bits-1)) to bytes [out, row_bytes]; the padding is zero."""
-    assert bits in (4, 8) and values.ndim == 2, (bits, values.shape)
-    return pack_s4(values) if bits == 4 else pack_s8(values)
+    half, (rows, inputs) = 1 << (bits - 1), values.shape
+    is_held = values.size == 0 or (values.min() >= -half and values.max() < half)
+    assert bits in (3, 4, 8) and is_held, f"a value outside {bits} bits"
+    raised = np.zeros((rows, -(-inputs // 32) * 32), np.uint8)
+    np.add(values.astype(np.int8, copy=False).view(np.uint8), np.uint8(half), out=raised[:, :inputs])
+    if bits == 4:
+        raised = np.bitwise_or(raised[:, 0::2], raised[:, 1::2] << 4)
+    elif bits == 3:
+        raised = pack_words(raised, 3).view(np.uint8)
+    return np.ascontiguousarray(raised[:, : row_bytes(inputs, bits)])
 
 
 def unpack(packed: NDArray[np.uint8], bits: int, inputs: int) -> NDArray[np.int8]:
     """Unpack bytes to values [out, in], the exact inverse of `pack`."""
-    assert bits in (4, 8) and packed.ndim == 2, (bits, packed.shape)
-    return unpack_s4(packed, inputs) if bits == 4 else unpack_s8(packed, inputs)
+    assert bits in (3, 4, 8) and packed.ndim == 2, (bits, packed.shape)
+    raised = packed
+    if bits == 4:
+        raised = np.empty((packed.shape[0], packed.shape[1] * 2), np.uint8)
+        np.bitwise_and(packed, 15, out=raised[:, 0::2])
+        np.right_shift(packed, 4, out=raised[:, 1::2])
+    elif bits == 3:
+        raised = unpack_words(packed, 3)
+    return (raised[:, :inputs] - np.uint8(1 << (bits - 1))).view(np.int8)
 
 
-def pack_s4(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack values in [-8, 7], two to a byte."""
-    rows, inputs = values.shape
-    assert values.size == 0 or (values.min() >= -8 and values.max() <= 7), "an S4 value outside [-8, 7]"
-    if inputs % 2:
-        raised = np.zeros((rows, inputs + 1), np.uint8)
-        np.add(values, 8, out=raised[:, :inputs], casting="unsafe")
-    else:
-        raised = (values + 8).astype(np.uint8, copy=False)
-    packed = np.zeros((rows, row_bytes(inputs, 4)), np.uint8)
-    np.bitwise_or(raised[:, 0::2], raised[:, 1::2] << 4, out=packed[:, : raised.shape[1] // 2])
-    return packed
+def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Pack unsigned values [rows, inputs], whose bits fill words, as a little-endian stream of `bits` bits each."""
+    stream = (values[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(stream.reshape(len(values), values.shape[1] * bits), axis=-1, bitorder="little").view("<u4")
 
 
-def unpack_s4(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.int8]:
-    """Unpack values in [-8, 7]."""
-    values = np.empty((packed.shape[0], packed.shape[1] * 2), np.int8)
-    np.bitwise_and(packed, 15, out=values[:, 0::2], casting="unsafe")
-    np.right_shift(packed, 4, out=values[:, 1::2], casting="unsafe")
-    values -= 8
-    return values[:, :inputs]
-
-
-def pack_s8(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack values in [-128, 127], one to a byte."""
-    rows, inputs = values.shape
-    assert values.size == 0 or (values.min() >= -128 and values.max() <= 127), "an S8 value outside [-128, 127]"
-    packed = np.zeros((rows, row_bytes(inputs, 8)), np.uint8)
-    np.bitwise_xor(values.astype(np.int8, copy=False).view(np.uint8), 128, out=packed[:, :inputs])
-    return packed
-
-
-def unpack_s8(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.int8]:
-    """Unpack values in [-128, 127]."""
-    return (packed[:, :inputs] ^ 128).view(np.int8)
+def unpack_words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """Return the unsigned values of rows from `pack_words`, as words or as bytes."""
+    stream = np.unpackbits(np.ascontiguousarray(packed).view(np.uint8), axis=1, bitorder="little")
+    count = stream.shape[1] // bits
+    return np.packbits(stream[:, : count * bits].reshape(len(packed), count, bits), axis=-1, bitorder="little")[..., 0]
 
 
 def bf16_to_float32(stored: NDArray[np.uint16]) -> NDArray[np.float32]:

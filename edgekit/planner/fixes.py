@@ -70,7 +70,7 @@ def _memory_fix(model: ModelSpec, candidate: Candidate, search: FixSearch) -> st
         for way in (
             _fewer_bits(candidate, search),
             *_shorter(model, candidate, search),
-            _smaller_recipe(candidate, search),
+            _other_recipe(candidate, "memory", search),
         )
         if way
     ]
@@ -123,18 +123,6 @@ def _first(settings: Iterable[ContextConfig], fits: Callable[[ContextConfig], bo
         else:
             low = middle + 1
     return ordered[low] if low < len(ordered) else None
-
-
-def _smaller_recipe(candidate: Candidate, search: FixSearch) -> str | None:
-    passing = [
-        other
-        for offer in search.siblings
-        if offer.recipe.name != candidate.offer.recipe.name
-        and search.over(other := search.price(offer, candidate.setting)) <= 0
-        and not other.violations
-    ]
-    best = min(passing, key=lambda other: other.quality.loss, default=None)
-    return f"recipe {best.offer.recipe.name}" if best else None
 
 
 def _other_recipe(candidate: Candidate, what: str, search: FixSearch) -> str | None:

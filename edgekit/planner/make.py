@@ -118,7 +118,7 @@ def _method(
     if neutral is not None:
         return neutral.quantisation.method
     recipe = recipe or named_recipe("balanced")
-    if chosen_by is None or not recipe.has_four_bits:
+    if chosen_by is None or not recipe.has_few_bits:
         return usual_method(source.spec, recipe)
     if chosen_by.calibrate is not None:
         return chosen_by.method or "gptq"

@@ -59,8 +59,8 @@ def prior(recipe: Recipe, model: ModelSpec, target: str, method: Method) -> Qual
         names = ((recipe.name,), (recipe.plain_name,))
     else:
         formats = {rule.format for rule in recipe.rules}
-        names = (tuple(sorted(str(each) if each.kind == "s4" else each.kind for each in formats)),)
-    known = method if recipe.has_four_bits else None
+        names = (tuple(sorted(str(each) if each.has_few_bits else each.kind for each in formats)),)
+    known = method if recipe.has_few_bits else None
     return _worst(tuple(names), model.name, model.family, model.parameters, target, known)
 
 

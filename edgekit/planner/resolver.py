@@ -10,7 +10,7 @@ from edgekit.contracts.capabilities import model_refusal
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
-from edgekit.contracts.recipe import needs_text
+from edgekit.contracts.recipe import SMALL, needs_text
 from edgekit.contracts.stored_weights import group_notes, sharing_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
@@ -64,7 +64,8 @@ def resolve(
     without = [ranked.device.name for ranked in rankings if not ranked.passing]
     if without:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
-        raise DoesNotFit(_nothing_fits(subject, without, rejected), table_of(rejected), rejected)
+        message = _nothing_fits(subject, without, rejected) + _as_small(subject, devices, targets, request)
+        raise DoesNotFit(message, table_of(rejected), rejected)
     if len(rankings) == 1:
         taken = [ranked.passing[0] for ranked in rankings]
     else:
@@ -129,6 +130,10 @@ def _offers(
                 any_offer = True
                 yield offer
     if not any_offer:
+        if request.recipe is not None and request.recipe.name == SMALL.name:
+            held = "mlx packs such weights" if subject.is_stored else "mlx and llamacpp hold recipe small"
+            none = f"{device.name}: {request.target or 'no target here'} has no format of 3 bits"
+            raise Unsupported(f"{none}; {held}, or take --recipe mixed-4.5 of the float model")
         recipe = f" with recipe {request.recipe.name}" if request.recipe else ""
         runs = ", ".join(f"{target} ({'/'.join(backends)})" for target, backends in device.targets.items()) or "nothing"
         raise Unsupported(
@@ -156,9 +161,11 @@ def _with_recipe(
         runs = "has no FP8; `edgekit handover` gives it to servers: choose another recipe"
         raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
     if request.recipe is None:
-        # Vendors' own formats are not packed from the neutral weights, so the request must name them.
-        named = (offer for offer in offers if not offer.recipe.is_native())
+        named = (offer for offer in offers if not offer.recipe.is_rare())
         yield from (each for each in named if not subject.rounds or not needs_text(each.recipe, subject.model))
+        return
+    if request.recipe == SMALL and not subject.is_stored:  # each target spells it in its own formats
+        yield from (offer for offer in offers if offer.recipe.name == SMALL.name)
         return
     # A source's own integers may have formats that no built-in recipe has; then the target decides.
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
@@ -383,6 +390,23 @@ def _nothing_fits(subject: PlanSubject, without: list[str], rejected: Mapping[st
     nearest = _nearest(rejected[without[0]])
     hint = f"; nearest: {nearest}" if nearest else ""
     return f"{quote_short(subject.source)} does not fit {', '.join(without)} as asked{hint}"
+
+
+def _as_small(
+    subject: PlanSubject, devices: Sequence[DeviceProfile], targets: Mapping[str, Target], request: PlanRequest
+) -> str:
+    """Offer the recipe of 3 bits where it fits all devices, with what it is expected to lose."""
+    if subject.is_stored:
+        return ""
+    request = request.model_copy(update={"recipe": SMALL})
+    try:
+        rankings = [_ranked(subject, device, targets, request) for device in devices]
+    except Unsupported:
+        return ""
+    if not all(ranked.passing for ranked in rankings):
+        return ""
+    worst = max((ranked.passing[0] for ranked in rankings), key=lambda each: each.quality.loss)
+    return f"; --recipe {SMALL.name} fits, on {worst.offer.target} ({worst.quality.show()})"
 
 
 def _nearest(rejected: Sequence[Rejected]) -> str | None:

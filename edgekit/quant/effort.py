@@ -62,15 +62,15 @@ def calibration_text(
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
     if effort == "high" and method not in (None, "gptq"):
         raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
-    has_four_bits = any(recipe.has_four_bits for recipe in recipes)
-    if effort == "high" and not has_four_bits:
+    has_few_bits = any(recipe.has_few_bits for recipe in recipes)
+    if effort == "high" and not has_few_bits:
         raise InvalidInput("--effort high tunes scales of four bits, and the recipe has none; leave out --effort")
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
-        if not has_four_bits or source.spec.encoder or why_rounded(source, effort):
+        if not has_few_bits or source.spec.encoder or why_rounded(source, effort):
             return None
         return DEFAULT_TEXT if estimated_seconds(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
@@ -79,7 +79,7 @@ def calibration_text(
 def usual_method(model: ModelSpec, recipe: Recipe) -> Method:
     """Return the method by which an export without options chooses integers, on a usual machine."""
     is_calibrated = model.parameters <= _USUALLY_CALIBRATED and not model.encoder
-    return "gptq" if is_calibrated and recipe.has_four_bits and recipe.keeps is None else "rtn"
+    return "gptq" if is_calibrated and recipe.has_few_bits and recipe.keeps is None else "rtn"
 
 
 def why_rounded(source: ModelSource, effort: Effort | None) -> str | None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.contracts.recipe import GGUF_RECIPES, Format, NumberFormat, Recipe, Rule
+from edgekit.contracts.recipe import GGUF_RECIPES, SMALL, SMALL_BITS, Format, NumberFormat, Recipe, Rule, weight_bytes
 from edgekit.model.spec import ModelSpec
 
 _HEAD: NumberFormat = "q6_k"
 _FINER: NumberFormat = "q6_k"  # of values and down projections, in the layers of `_is_finer`
 _FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # common format → format of a fused qkv_proj
+_FINER_OF_SMALL: tuple[tuple[str, NumberFormat], ...] = (("v_proj", "q5_k"), ("o_proj", "q4_k"), ("down_proj", "q4_k"))
 _SENSITIVE = ("self_attn.v_proj", "mlp.down_proj")
 
 
@@ -33,6 +34,22 @@ def _finer_rules(model: ModelSpec, common: NumberFormat) -> Iterator[Rule]:
         if _is_finer(index, len(model.layers)):
             for name in _SENSITIVE:
                 yield Rule(pattern=f"*layers.{index}.{name}", format=Format(kind=_FINER))
+
+
+def small_mixture(model: ModelSpec) -> Recipe:
+    """Return `SMALL` as llama.cpp holds it: what 3.5 bits a weight leave beside q3_k goes to sensitive matrices."""
+    common = Recipe(name=SMALL.name, rules=(Rule(pattern="*", format=Format(kind="q3_k")),))
+    left = int(model.parameters * SMALL_BITS / 8) - weight_bytes(model, common)
+    finer = []
+    linears = [tensor for tensor in model.tensors() if tensor.role == "linear"]
+    for suffix, kind in _FINER_OF_SMALL:
+        for tensor in (each for each in linears if each.module.endswith(suffix)):
+            stored = Format(kind=kind)
+            more = stored.bytes(tensor.shape) - common.format_of(tensor).bytes(tensor.shape)
+            if more <= left:
+                finer.append(Rule(pattern=tensor.module, format=stored))
+                left -= more
+    return common.model_copy(update={"rules": (*finer, *common.rules)})
 
 
 def _is_finer(index: int, layers: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.contracts.neutral import is_module, on_disk
-from edgekit.contracts.recipe import Format, Recipe
+from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe
 from edgekit.model.spec import ModelSpec
 
 _DROPPED = ("auto_map", "quantization_config", "compression_config")  # code, and quantisation by other tools
@@ -112,8 +112,11 @@ def quantization_config(model: ModelSpec, recipe: Recipe, *, int8_inputs: bool =
 
 def _arguments(stored: Format, rounds_inputs: bool) -> dict[str, Any]:
     """Return the arguments of one format, for weights and, if they are rounded, for activations."""
-    bits = 4 if stored.kind == "s4" else 8
-    common = {"num_bits": bits, "type": "float" if stored.kind == "fp8" else "int", "symmetric": True}
+    common = {
+        "num_bits": INTEGER_BITS[stored.kind],
+        "type": "float" if stored.kind == "fp8" else "int",
+        "symmetric": True,
+    }
     grouped = {"strategy": "channel"} if stored.group is None else {"strategy": "group", "group_size": stored.group}
     weights = {"weights": common | {"dynamic": False} | grouped}
     return weights | ({"input_activations": common | {"strategy": "token", "dynamic": True}} if rounds_inputs else {})

@@ -220,8 +220,10 @@ def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
         name = on_disk(model, tensor.name).rpartition(".")[0]
         if name not in TOP.values() and (name.count(".") < 3 or name.split(".", 3)[3] not in parts):
             return f"{tensor.name} has no place in a GGUF file of {found[0]}; use another target"
-        if _type_name(tensor, recipe) in ("Q4_0", "Q8_0") and tensor.shape[-1] % BLOCK:
-            return f"rows of {tensor.shape[-1]} values ({tensor.module}) fill no blocks of {BLOCK}; store as float16"
+        block = TYPES[TYPE_IDS[_type_name(tensor, recipe)]].values
+        if tensor.shape[-1] % block:
+            take = "store as float16" if block == BLOCK else "choose mixed-4.5, or mlx"
+            return f"rows of {tensor.shape[-1]} values ({tensor.module}) fill no blocks of {block}; {take}"
     return None
 
 

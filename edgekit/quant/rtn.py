@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Values = TypeVar("Values")
 
 # Candidates, as shares of the scale at which nothing is clipped. Eight bits gain little by clipping, so they try few.
-_SHARES_S4 = tuple(1.0 - 0.04 * step for step in range(13))
+_SHARES = tuple(1.0 - 0.04 * step for step in range(13))
 _SHARES_S8 = (1.0, 0.99)
 BLOCK_VALUES = 1 << 19
 
@@ -92,7 +92,7 @@ def search_scales(weights: torch.Tensor, stored: Format, weigh: Weigh | None = N
         best = xp.where(error < least, scales, best)
         least = xp.minimum(error, least)
 
-    for share in (_SHARES_S4 if stored.kind == "s4" else _SHARES_S8)[1:]:
+    for share in (_SHARES if stored.has_few_bits else _SHARES_S8)[1:]:
         consider(storable(unclipped * share))
     # Refine the coarse search: for given integers the best scale has a closed form.
     integers = rounded(best)

@@ -66,7 +66,7 @@ def predicted_losses(
     changes: dict[str, torch.Tensor] = {}  # of the weights of this layer's linears by rounding
 
     def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
-        if formats[module].kind == "s4":
+        if formats[module].has_few_bits:
             if module not in changes:
                 changes[module] = _change(weights, formats[module])
             moved = multiply(inputs, changes[module])
@@ -167,12 +167,12 @@ def _promotions(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> li
     together = has_float_embedding(recipe, model)
     promotions: list[Promotion] = []
     for group in (group for part in parts_of(model)[1:-1] for group in _groups(part, together)):
-        four_bit = [tensor for tensor in group if recipe.format_of(tensor).kind == "s4"]
-        if four_bit:
-            loss = sum(losses[tensor.module] for tensor in four_bit)
+        coarse = [tensor for tensor in group if recipe.format_of(tensor).has_few_bits]
+        if coarse:
+            loss = sum(losses[tensor.module] for tensor in coarse)
             eight = Format(kind="s8")
-            extra = sum(eight.bytes(each.shape) - recipe.format_of(each).bytes(each.shape) for each in four_bit)
-            promotions.append(Promotion(tuple(tensor.module for tensor in four_bit), loss, extra))
+            extra = sum(eight.bytes(each.shape) - recipe.format_of(each).bytes(each.shape) for each in coarse)
+            promotions.append(Promotion(tuple(tensor.module for tensor in coarse), loss, extra))
     return promotions
 
 

@@ -233,10 +233,11 @@ def quality_rows() -> list[Row]:
     names = {name: model for model, (name, _) in MODELS.items()}
     for row in stored("quality.json")["rows"]:  # llama.cpp's own files have no recipe
         recipe = "s4-g32" if " at the bytes of " in row["recipe"] else row["recipe"]  # which loses as much, or more
-        if row["activations"] == "float" and recipe in (*NATIVE_RECIPES, "balanced", "s4-g32"):
+        if row["activations"] == "float" and recipe in (*NATIVE_RECIPES, "balanced", "s4-g32", "small"):
             texts = row["text"].values()
             losses_ = [fmean(each["kl"]) for each in texts], [fmean(each["same_top"]) for each in texts]
-            add(names[row["model"]], "float32", recipe, row["method"], *losses_)
+            held = "float32" if recipe != "small" else "llamacpp" if row["method"] == "none" else "mlx"
+            add(names[row["model"]], held, recipe, row["method"], *losses_)
     return sorted(found, key=lambda row: [str(each) for each in row.values()])
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import tempfile
@@ -26,18 +27,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from edgekit_llamacpp.export import Quantiser
 
 from edgekit import QuantOptions
 from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import is_gguf, write_file
+from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.recipe import NATIVE_RECIPES, Recipe, named_recipe, weight_bytes, with_budget
+from edgekit.contracts.recipe import NATIVE_RECIPES, SMALL, Recipe, named_recipe, of_model, weight_bytes, with_budget
+from edgekit.formats.gguf_types import TYPES, dequantise
+from edgekit.formats.gguf_writer import TYPE_IDS
 from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.calibration import MAX_SEQUENCES
+from edgekit.quant.calibration import MAX_SEQUENCES, read_calibration
 from edgekit.quant.effort import DEFAULT_TEXT
+from edgekit.quant.gguf_mixtures import small_mixture
+from edgekit.quant.importance import mean_squares
 from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import QUANTISER, neutral_weights
 
@@ -77,9 +84,9 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     found = [Case(name, LLAMA_CPP) for name in FORMATS]
-    for name in ("balanced", "s4-g32", "s4-g128"):
+    for name in ("balanced", "s4-g32", "s4-g128", "small"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
-    found += [Case(name, "none") for name in NATIVE_RECIPES]
+    found += [Case(name, "none") for name in (*NATIVE_RECIPES, SMALL.name)]
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
     found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "Q4_K_M")]
     found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
@@ -237,6 +244,26 @@ def native_floats(source: ModelSource, recipe: Recipe) -> dict[str, torch.Tensor
     return floats
 
 
+def small_of_llama_cpp(source: ModelSource) -> Subject:
+    """`small` as llama.cpp holds it. Its blocks of 256 values go on in the next row, where a row does not fill them."""
+    floats, recipe, size = floats_of(source), small_mixture(source.spec), 0
+    text = read_calibration(None, source.folder, vocabulary=source.spec.vocab_size)
+    importance = mean_squares(source.spec, text, lambda name: floats[name].numpy(), no_progress)
+    for tensor in source.spec.tensors():
+        stored = recipe.format_of(tensor)
+        if stored.is_float:
+            size += stored.bytes(tensor.shape)
+        else:
+            kind = TYPE_IDS[stored.kind.upper()]
+            together = math.lcm(tensor.shape[1], TYPES[kind].values) // tensor.shape[1]
+            joined = floats[tensor.name].numpy().reshape(-1, together * tensor.shape[1])
+            weights = {"rows": np.tile(importance[tensor.module], together)} if tensor.module in importance else {}
+            blocks = Quantiser(weights)(stored.kind.upper(), "rows", joined)
+            size += blocks.nbytes
+            floats[tensor.name] = torch.from_numpy(dequantise(kind, blocks, joined.shape[1]).reshape(tensor.shape))
+    return Subject(floats.__getitem__, size)
+
+
 class Subject(NamedTuple):
     """Weights to measure."""
 
@@ -250,6 +277,8 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         file = quantised_file(source, case.recipe, options.llama_cpp, options.work)
         floats, size = floats_and_bytes(source, file)
         return Subject(floats.__getitem__, size, file.stat().st_size)
+    if (case.recipe, case.method) == (SMALL.name, "none"):
+        return small_of_llama_cpp(source)
     recipe = recipe_of(source, case.recipe, options)
     if recipe.is_native():
         return Subject(native_floats(source, recipe).__getitem__, weight_bytes(source.spec, recipe))
@@ -272,7 +301,7 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
 def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Recipe:
     base, _, peer = name.partition(AT_BYTES)
     if not peer:
-        return named_recipe(base)
+        return of_model(named_recipe(base), source.spec)
     file = quantised_file(source, peer, options.llama_cpp, options.work)
     bits = floats_and_bytes(source, file)[1] * 8 / source.spec.parameters
     return with_budget(named_recipe(base), source.spec, bits)

@@ -47,7 +47,7 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities
 
 def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
-    if recipe.is_native():
+    if recipe.is_rare():
         return f"recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:

@@ -9,7 +9,7 @@ from edgekit.contracts.plan import SpeedFacts
 from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.gguf_mixtures import mixture_of
+from edgekit.quant.gguf_mixtures import mixture_of, small_mixture
 from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.memory import facts
 
@@ -55,6 +55,7 @@ def recipes(model: ModelSpec) -> Iterator[Recipe]:
         yield RECIPES[name]
     for mixture in GGUF_RECIPES.values():
         yield mixture_of(model, mixture)
+    yield small_mixture(model)
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:

@@ -130,8 +130,6 @@ class _Writing(NamedTuple):
 
     def _quantise(self, place: Destination, tensor: Tensor, packing: MlxPacking) -> None:
         for rows, first in place.blocks(tensor):
-            quantised = quantise(self.weights.floats(tensor.name, rows), packing, self.floats)
+            quantised = quantise(self.weights.floats(tensor.name, rows), packing)
             self.file.write(place.name, quantised.words, first)
             self.file.write(f"{place.module}.scales", quantised.scales, first)
-            if quantised.biases is not None:
-                self.file.write(f"{place.module}.biases", quantised.biases, first)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Format, Recipe
+from edgekit.contracts.recipe import GROUPS, INTEGER_BITS, Format, Recipe
 from edgekit.errors import Unsupported
 from edgekit.formats.int_packing import bf16_to_float32, float32_to_bf16
 from edgekit.model.parts import Experts
@@ -22,7 +22,6 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 WEIGHTS = "model.safetensors"
-GROUPS = (128, 64, 32)
 
 FloatType = Literal["F32", "F16", "BF16"]
 
@@ -69,7 +68,7 @@ def packing_of(tensor: Tensor, stored: Format) -> MlxPacking | None:
         if inputs % packing.group == 0:
             return packing
     else:
-        bits = {"s4": 4, "s8": 8}.get(stored.kind) or int(stored.kind.removeprefix("affine"))
+        bits = INTEGER_BITS.get(stored.kind) or int(stored.kind.removeprefix("affine"))
         # A row of s8 has one scale, which is repeated for each group: the largest group takes the fewest bytes.
         for group in (stored.group, *GROUPS):
             if group and group <= (stored.group or group) and inputs % group == 0:

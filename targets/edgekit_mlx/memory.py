@@ -6,9 +6,9 @@ from edgekit.common.units import MIB
 from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, usual_terms
 from edgekit.contracts.neutral import is_module
 from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recipe import GROUPS
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.model.spec import ModelSpec
-from edgekit_mlx.layout import GROUPS
 
 _PAGE_BYTES = 16 << 10  # of Apple's systems; a row begins and ends inside pages
 _METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 41 * MIB

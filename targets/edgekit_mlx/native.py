@@ -1,17 +1,15 @@
-"""Quantises float weights to MLX's own formats: affine of 3, 5 or 6 bits, mxfp4, nvfp4.
-
-Scales are rounded to the file's type before the integers are chosen. It uses numpy alone, so every machine writes the
-same bytes, with or without mlx.
-"""
+"""Quantises float weights to MLX's own formats, mxfp4 and nvfp4, by numpy alone: every machine writes the same."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_mlx.layout import FloatType, MlxPacking, as_read, as_stored
+from edgekit.errors import Unsupported
+from edgekit.formats.int_packing import pack_words
+from edgekit_mlx.layout import MlxPacking
 
 Floats = NDArray[np.float32]
 
@@ -24,48 +22,22 @@ _E4M3 = np.array(
 
 
 class QuantisedRows(NamedTuple):
-    """Rows in the file's format; `biases` is None if the mode has none."""
+    """Rows in the file's format."""
 
     words: NDArray[np.uint32]
-    scales: NDArray[Any]
-    biases: NDArray[Any] | None
+    scales: NDArray[np.uint8]
 
 
 FP4_MODES = ("mxfp4", "nvfp4")
 
 
-def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> QuantisedRows:
-    """Quantise rows of float weights by `packing`; scales and biases of affine modes have the type `floats`."""
+def quantise(weights: Floats, packing: MlxPacking) -> QuantisedRows:
+    """Quantise rows of float weights by `packing`."""
+    if packing.mode not in FP4_MODES:
+        raise Unsupported("mlx: floats are not rounded to affine integers here; choose small, balanced or s8")
     rows, inputs = weights.shape
     groups = np.ascontiguousarray(weights, np.float32).reshape(rows, inputs // packing.group, packing.group)
-    if packing.mode == "affine":
-        return _affine(groups, packing.bits, floats)
     return _mxfp4(groups) if packing.mode == "mxfp4" else _nvfp4(groups)
-
-
-def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Pack unsigned values [rows, inputs] as a little-endian stream of `bits` bits each, in words."""
-    stream = (values[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
-    packed = np.packbits(stream.reshape(len(values), -1), axis=-1, bitorder="little")
-    return packed.view("<u4")
-
-
-def _affine(groups: Floats, bits: int, floats: FloatType) -> QuantisedRows:
-    """Quantise so that zero and the end of the range farther from zero are exact, up to the rounding of the scale."""
-    steps = 2**bits - 1
-    low, high = groups.min(-1), groups.max(-1)
-    below = np.abs(low) > np.abs(high)
-    scale = np.maximum((high - low) / steps, 1e-7) * np.where(below, 1.0, -1.0)
-    edge = np.where(below, low, high)
-    at_zero = np.rint(edge / scale)
-    scale = np.where(at_zero != 0, edge / np.where(at_zero == 0, 1.0, at_zero), scale)
-    scales = as_stored(scale.astype(np.float32), floats)
-    biases = as_stored(np.where(at_zero != 0, edge, 0.0).astype(np.float32), floats)
-    step, origin = as_read(scales, floats)[..., None], as_read(biases, floats)[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.where(step == 0, 0.0, np.rint((groups - origin) / step))
-    rows = groups.shape[0]
-    return QuantisedRows(pack_words(np.clip(values, 0, steps).astype(np.uint8).reshape(rows, -1), bits), scales, biases)
 
 
 def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats]:
@@ -89,7 +61,7 @@ def _mxfp4(groups: Floats) -> QuantisedRows:
     exponent = np.where(is_better, high[0], low[0])
     codes = np.where(is_better[..., None], high[1], low[1])
     scales = np.clip(exponent + 127, 0, 254).astype(np.uint8)
-    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
+    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales)
 
 
 def _nvfp4(groups: Floats) -> QuantisedRows:
@@ -97,7 +69,7 @@ def _nvfp4(groups: Floats) -> QuantisedRows:
     exact = np.abs(groups).max(-1) / 6
     scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, exact).astype(np.uint8)
     codes, _ = _fp4_codes(groups, _E4M3[scales])
-    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
+    return QuantisedRows(pack_words(codes.reshape(len(groups), -1), 4), scales)
 
 
 def fp4_values(codes: NDArray[np.uint8], scales: NDArray[np.uint8], mode: str) -> Floats:

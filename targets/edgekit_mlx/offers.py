@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.contracts.plan import Plan, SpeedFacts
-from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
+from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, SMALL, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.capabilities import capabilities
@@ -34,6 +34,7 @@ def recipes(backend: str) -> Iterator[Recipe]:
     """Yield the recipes to choose from: best quality first, MLX's own formats last."""
     for name in _RECIPES if backend == "metal" else ("float32", *_RECIPES):
         yield RECIPES[name]
+    yield SMALL
     if backend == "metal":
         yield from NATIVE_RECIPES.values()
 

@@ -12,7 +12,7 @@ from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported, quote_short
-from edgekit.formats.int_packing import in_slices
+from edgekit.formats.int_packing import in_slices, unpack_words
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -42,7 +42,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             words = (tensors.array(name) if mine is None else tensors.array(name)[mine]).reshape(tensor.shape[0], -1)
             if mode in FP4_MODES:
                 codes = tensors.array(f"{module}.scales") if mine is None else tensors.array(f"{module}.scales")[mine]
-                values = _unpacked(words, bits)
+                values = unpack_words(words, bits)
                 yield tensor.name, fp4_values(values, codes.reshape(tensor.shape[0], -1), mode).reshape(tensor.shape)
                 continue
             scales, biases = (
@@ -60,7 +60,7 @@ def _affine(words: NDArray[np.uint32], bits: int, scales: Floats, biases: Floats
     zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
 
     def dequantised(rows: slice) -> Floats:
-        grouped = _unpacked(words[rows], bits).reshape(*scales[rows].shape, -1) + zeros[rows, :, None]
+        grouped = unpack_words(words[rows], bits).reshape(*scales[rows].shape, -1) + zeros[rows, :, None]
         return (grouped * scales[rows, :, None]).reshape(len(grouped), -1)
 
     return in_slices(np.empty((len(words), words.shape[1] * 32 // bits), np.float32), dequantised)
@@ -71,10 +71,3 @@ def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:
     for whole, parts in file_tensors(model):
         for index, tensor in enumerate(parts):
             yield whole, tensor, slice(index, index + 1) if tensor.is_of_expert else None
-
-
-def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Return the unsigned integers of each row, which is a little-endian stream of `bits` bits each."""
-    rows = words.shape[0]
-    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
-    return np.packbits(stream.reshape(rows, -1, bits), axis=-1, bitorder="little")[..., 0]

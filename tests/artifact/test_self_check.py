@@ -45,7 +45,7 @@ TARGETS = [
 INTEGERS = ("s8", "s4-g32", "s4-g128", "balanced")
 FORMATS = {
     "onnx": ("float32", "float16", *INTEGERS),
-    "mlx": ("float16", *INTEGERS, "affine3", "mxfp4"),
+    "mlx": ("float16", *INTEGERS, "small", "mxfp4"),
     "llamacpp": ("float32", "float16", *INTEGERS, "gguf-q4_k_m"),
     "executorch": ("float32", *INTEGERS),
 }

@@ -24,25 +24,20 @@ def integers(bits: int) -> st.SearchStrategy[Any]:
     return arrays(np.int8, shape, elements=st.integers(-half, half - 1))
 
 
+@pytest.mark.parametrize("bits", [3, 4, 8])
 @settings(max_examples=150, deadline=None)
-@given(values=integers(4))
-def test_four_bit_values_round_trip(values: Any) -> None:
-    packed = pack(values, 4)
-    assert packed.shape == (values.shape[0], row_bytes(values.shape[1], 4))
-    assert (unpack(packed, 4, values.shape[1]) == values).all()
-
-
-@settings(max_examples=150, deadline=None)
-@given(values=integers(8))
-def test_eight_bit_values_round_trip(values: Any) -> None:
-    packed = pack(values, 8)
-    assert packed.shape == (values.shape[0], row_bytes(values.shape[1], 8))
-    assert (unpack(packed, 8, values.shape[1]) == values).all()
+@given(data=st.data())
+def test_values_round_trip(bits: int, data: st.DataObject) -> None:
+    values = data.draw(integers(bits))
+    packed = pack(values, bits)
+    assert packed.shape == (values.shape[0], row_bytes(values.shape[1], bits))
+    assert (unpack(packed, bits, values.shape[1]) == values).all()
 
 
 def test_the_first_value_is_in_the_low_nibble() -> None:
     assert pack(np.array([[-8, 7, 0, -1]], np.int8), 4).tolist() == [[0xF0, 0x78, 0, 0]]
     assert pack(np.array([[-128, 127, 0]], np.int8), 8).tolist() == [[0, 255, 128, 0]]
+    assert pack(np.array([[-3, 3, -4, -4]], np.int8), 3).tolist() == [[0b111001, 0, 0, 0]]
 
 
 def test_a_value_out_of_range_is_an_assertion() -> None:

@@ -21,6 +21,7 @@ from edgekit.contracts.memory import LONE_VERIFIED_ROWS
 from edgekit.contracts.plan import Plan, Speed
 from edgekit.contracts.recipe import (
     GGUF_RECIPES,
+    NATIVE_RECIPES,
     RECIPES,
     Format,
     Recipe,
@@ -276,11 +277,9 @@ def test_every_rejected_offer_has_a_reason() -> None:
 
 
 def test_a_vendors_own_format_is_taken_only_by_name() -> None:
-    from edgekit.contracts.recipe import NATIVE_RECIPES
-
     free = plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="memory")
-    assert not free.recipe.is_native()
-    assert all(candidate.recipe not in NATIVE_RECIPES for candidate in free.rejected)
+    assert not free.recipe.is_rare()
+    assert not {candidate.recipe for candidate in free.rejected} & {*NATIVE_RECIPES, *GGUF_RECIPES, "small"}
     asked = plan_for("LLAMA_32_1B", "macbook-m4-16gb", recipe=NATIVE_RECIPES["mxfp4"])
     assert asked.target == "mlx"
     assert any("instead of the neutral weights" in note for note in asked.notes)

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import family_models as models
+import shapes
 from edgekit_llamacpp import LlamaCppTarget, library
 from edgekit_llamacpp.export import Quantiser
 from edgekit_llamacpp.layout import WEIGHTS
@@ -21,17 +22,17 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import GGUF_BLOCKS, GGUF_RECIPES, Format, named_recipe
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
-from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, TargetMissing
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_types import TYPES, dequantise
-from edgekit.formats.gguf_writer import TYPE_IDS
+from edgekit.formats.gguf_writer import TYPE_IDS, write_gguf
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.plugins import load_target
+from edgekit.plugins import load_target, target_names
 from edgekit.quant.calibration import Calibration
-from edgekit.quant.gguf_mixtures import mixture_of
+from edgekit.quant.gguf_mixtures import mixture_of, small_mixture
 from edgekit.quant.importance import mean_squares
-from edgekit.quant.neutral_gguf import stored_types, written_tensors
+from edgekit.quant.neutral_gguf import model_metadata, stored_types, written_tensors
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
@@ -67,11 +68,10 @@ def test_narrow_rows_take_the_types_that_llamacpp_falls_back_to() -> None:
     assert kinds("phi3", "gguf-q4_k_m")["blk.0.attn_qkv.weight"] == "Q5_1"
 
 
-@pytest.mark.parametrize("name", GGUF_RECIPES)
+@pytest.mark.parametrize("name", [*GGUF_RECIPES, "small"])
 def test_offer_counts_the_bytes_of_the_file(name: str) -> None:
-    model = llamacpp_model("llama").plan.model
-    device = load_profile("laptop-x86-8gb")
-    (offer,) = [each for each in LlamaCppTarget().offers(model, device) if each.recipe.name == name]
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    offer = {each.recipe.name: each for each in LlamaCppTarget().offers(model, load_profile("laptop-x86-8gb"))}[name]
     assert offer.only_by_name and offer.refusal is None
     types = stored_types(model, offer.recipe, 64)
     stored = sum(
@@ -79,14 +79,43 @@ def test_offer_counts_the_bytes_of_the_file(name: str) -> None:
         for kind, shape in types.values()
     )
     assert stored_weight_bytes(model, offer.recipe, offer.memory) == pytest.approx(stored, rel=0.01)
+    if name == "small":
+        assert 3.49 < stored * 8 / model.parameters < 3.505 and ("Q5_K", (512, 2048)) in types.values()
 
 
-@pytest.mark.parametrize("target", ["onnx", "mlx", "executorch"])
-def test_other_targets_refuse_them_by_name(target: str) -> None:
-    with pytest.raises(EdgekitError, match=rf"{target} has nothing to offer here with recipe gguf-q4_k_m"):
-        make_plans("demo", ["laptop-x86-16gb"], PlanRequest(target=target, recipe=named_recipe("gguf-q4_k_m")))
+def test_every_target_holds_or_refuses_them_by_name() -> None:
     with pytest.raises(InvalidInput, match="--target llamacpp has its own as gguf-q4_k_m"):
         named_recipe("Q4_K_M")
+    refused = {"llamacpp": "rows of 384 values .* fill no blocks of 256", "mlx": None}
+    for target in target_names():
+        device = {"executorch": "pixel-9", "mlx": "macbook-m4-16gb"}.get(target, "laptop-x86-16gb")
+        if target != "llamacpp":
+            with pytest.raises(EdgekitError, match=rf"{target} has nothing to offer here with recipe gguf-q4_k_m"):
+                make_plans("demo", [device], PlanRequest(target=target, recipe=named_recipe("gguf-q4_k_m")))
+        wish = PlanRequest(target=target, recipe=named_recipe("small"))
+        if said := refused.get(target, "no format of 3 bits; mlx and llamacpp hold"):
+            with pytest.raises(EdgekitError, match=said):
+                make_plans("demo", [device], wish)
+            continue
+        (plan,) = make_plans("demo", [device], wish)
+        assert {str(rule.format) for rule in plan.recipe.rules} == {"s3-g128", "s4-g128"}
+        tight = {"memory": plan.estimate.private_bytes, "context": plan.context, "kv_bits": plan.storage.kv_bits}
+        with pytest.raises(DoesNotFit, match=rf"; --recipe small fits, on {target} \(~0\.\d+\)$"):
+            make_plans("demo", [device], PlanRequest(target=target, **tight))  # type: ignore[arg-type]
+        with pytest.raises(DoesNotFit, match="quality ~0"):
+            make_plans("demo", [device], wish.model_copy(update={"min_quality": 0.9}))
+
+
+@runs
+def test_small_is_read_back_from_files(tmp_path: Path) -> None:
+    models.write_model(tmp_path / "model", "llama", {**models.SMALL, "hidden_size": 256, "intermediate_size": 512})
+    weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
+    recipe = small_mixture(weights.model)
+    tensors = written_tensors(weights, 64, recipe, Quantiser(moments_of(weights)))
+    write_gguf(tmp_path / WEIGHTS, model_metadata(weights.model, 64) | {"tokenizer.ggml.model": "none"}, tensors)
+    for name, values in LlamaCppTarget().weights(models.plan_for(weights.model, recipe), tmp_path):
+        exact = weights.tensor(name)
+        assert np.square(values - exact).sum() < 0.06 * np.square(exact).sum(), name
 
 
 def moments_of(weights: NeutralWeights, progress: Progress = models.quiet) -> dict[str, np.ndarray]:
@@ -143,8 +172,6 @@ def test_file_holds_the_mixture_and_runs(family: str, tmp_path: Path) -> None:
     from edgekit_llamacpp.engine import LlamaCppEngine
 
     from edgekit.contracts.feeding import feed
-    from edgekit.formats.gguf_writer import write_gguf
-    from edgekit.quant.neutral_gguf import model_metadata
 
     made = llamacpp_model(family, "float32")
     recipe = mixture_of(made.plan.model, named_recipe("gguf-q6_k"))

@@ -105,7 +105,7 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
     recipe = recipe_of(source, asked) or RECIPES["balanced"]
     if recipe.keeps:
         raise InvalidInput(f"{source.given}: keeps its own integers ({recipe.keeps}); choose a --recipe")
-    if recipe.is_native():
+    if recipe.is_rare():
         raise Unsupported(
             f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
         )

@@ -57,7 +57,7 @@ class ScaleTuning:
         self._modules: dict[str, tuple[slice, tuple[int, int]]] = {}
         size = 0
         for tensor in (tensor for part in parts_of(base.model)[1:-1] for tensor in part.tensors):
-            if tensor.role == "linear" and base.recipe.format_of(tensor).kind == "s4":
+            if tensor.role == "linear" and base.recipe.format_of(tensor).has_few_bits:
                 outputs, groups = base.scales(tensor.module).shape
                 self._modules[tensor.module] = slice(size, size + outputs * groups), (outputs, groups)
                 size += outputs * groups

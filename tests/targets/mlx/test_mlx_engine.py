@@ -386,14 +386,6 @@ def test_kv_bits_need_a_dividing_group(family: str, bits: tuple[int, ...]) -> No
         engine.close()
 
 
-def test_native_formats_are_offered_last() -> None:
-    found = list(MlxTarget().offers(mlx_model("llama").plan.model, load_profile("macbook-m4-16gb")))
-    native = [offer.recipe.name for offer in found if offer.recipe.is_native()]
-    assert [offer.recipe.name for offer in found][-len(native) :] == native and "mxfp4" in native
-    assert all("instead of the neutral weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
-    assert named_recipe("mxfp4").is_native()
-
-
 def test_offer_notes_windows_that_mlx_lm_ignores() -> None:
     model = mlx_model("gemma2").plan.model
     notes = " ".join(next(iter(MlxTarget().offers(model, load_profile("macbook-m4-16gb")))).notes)

@@ -150,7 +150,7 @@ def test_block_size_does_not_change_bytes(tmp_path: Path, monkeypatch: pytest.Mo
         (96, Format(kind="s8"), MlxPacking(8, 32)),
         (256, Format(kind="s4", group=32), MlxPacking(4, 32)),
         (256, Format(kind="s4", group=64), MlxPacking(4, 64)),
-        (96, Format(kind="affine3", group=64), MlxPacking(3, 32)),
+        (96, Format(kind="s3", group=32), MlxPacking(3, 32)),
         (96, Format(kind="mxfp4", group=32), MlxPacking(4, 32, "mxfp4")),
         (48, Format(kind="nvfp4", group=16), MlxPacking(4, 16, "nvfp4")),
         (64, Format(kind="float16"), None),
@@ -234,11 +234,6 @@ def test_hybrids_that_mlx_lm_computes_otherwise_are_noted() -> None:
     assert {note.split()[2] for note in differences(other, 64)} == {"has", "ignores"}
 
 
-def float_weights(folder: Path, family: str = "llama") -> NeutralWeights:
-    made = mlx_model(family)
-    return models.weights_of(made.folder, "float32", folder / "floats")
-
-
 @pytest.mark.parametrize("recipe", NATIVE_RECIPES)
 def test_native_formats_lose_no_more_than_mlx(tmp_path: Path, recipe: str) -> None:
     mx = pytest.importorskip("mlx.core")
@@ -248,23 +243,22 @@ def test_native_formats_lose_no_more_than_mlx(tmp_path: Path, recipe: str) -> No
     tensor = Tensor("a.weight", values.shape, "linear")
     packing = packing_of(tensor, NATIVE_RECIPES[recipe].rules[0].format)
     assert packing is not None
-    ours = quantise(values, packing, "F16")
+    ours = quantise(values, packing)
     options = {"group_size": packing.group, "bits": packing.bits, "mode": packing.mode}
-    biases = [] if ours.biases is None else [mx.array(ours.biases)]
-    read = np.array(mx.dequantize(mx.array(ours.words), mx.array(ours.scales), *biases, **options).astype(mx.float32))
+    read = np.array(mx.dequantize(mx.array(ours.words), mx.array(ours.scales), **options).astype(mx.float32))
     theirs = mx.dequantize(*mx.quantize(mx.array(values).astype(mx.float16), **options), **options)
     lost, allowed = np.square(read - values).sum(), np.square(np.array(theirs.astype(mx.float32)) - values).sum()
     assert lost <= allowed * 1.01
 
 
-@pytest.mark.parametrize("recipe", ["mxfp4", "nvfp4", "affine3", "affine6"])
+@pytest.mark.parametrize("recipe", NATIVE_RECIPES)
 def test_native_recipes_agree_with_mlx_lm(tmp_path: Path, recipe: str) -> None:
     pytest.importorskip("mlx_lm")
     import mlx.core as mx
     from edgekit_mlx.engine import MlxEngine
     from mlx_lm.utils import load_model
 
-    weights = float_weights(tmp_path)
+    weights = models.weights_of(mlx_model("llama").folder, "float32", tmp_path / "floats")
     plan = models.plan_for(weights.model, named_recipe(recipe))
     out = tmp_path / "out"
     out.mkdir()
@@ -298,26 +292,18 @@ def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
     assert apart(found, models.logits_of(theirs, tokens)) < 1e-5
 
 
-def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_recipe_needs_float_weights_and_takes_no_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.artifact.export import ExportOptions, export as export_artifact
     from edgekit.planner.make import make_plans
     from edgekit.planner.request import PlanRequest, find_recipe
 
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     plan = make_plans("demo", ["macbook-m4-16gb"], PlanRequest(target="mlx", recipe=find_recipe("mxfp4")))[0]
-    artifact = export_artifact(plan, tmp_path / "demo")
-    assert artifact.plan.recipe.name == "mxfp4"
-    assert "matrices read back, at most" in artifact.manifest.self_check
-    assert "instead of the neutral weights" in " ".join(artifact.plan.notes)
     with pytest.raises(InvalidInput, match="takes no --calibrate or --method"):
         export_artifact(plan, tmp_path / "other", ExportOptions(method="rtn"))
-
-
-def test_native_recipe_needs_float_weights(tmp_path: Path) -> None:
     made = mlx_model("llama")
-    plan = made.plan.model_copy(update={"recipe": named_recipe("mxfp4")})
     with pytest.raises(InvalidInput, match="mxfp4 is quantised from the float model, and these weights are s4-g32"):
-        export(plan, made.weights, tmp_path, models.quiet)
+        export(made.plan.model_copy(update={"recipe": plan.recipe}), made.weights, tmp_path, models.quiet)
 
 
 def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:

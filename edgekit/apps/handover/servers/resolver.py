@@ -207,7 +207,7 @@ def _for_load(subject: ServerSubject, candidate: LayoutCandidate, what: str, req
             ways.append(f"--context {load.context} → {steps * _CONTEXT_STEP}")
         if load.kv_format == "auto" and passes(load._replace(kv_format="fp8")):
             ways.append("--kv-format fp8")
-    if what == "memory" and not subject.recipe.has_four_bits:
+    if what == "memory" and not subject.recipe.has_few_bits:
         ways.append(_smaller_weights(subject, candidate, request))
     more = _more_gpus(subject, candidate, request)
     return "; ".join([way for way in (*ways[:2], more) if way]) or "another GPU, or ask for less"
