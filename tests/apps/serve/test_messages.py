@@ -41,9 +41,8 @@ def test_a_message_is_the_answer_of_the_python_api(served: Served, client: anthr
     (block,) = whole.content
     assert block.type == "text"
     assert (block.text, whole.stop_reason, whole.model) == (mine.text, "max_tokens", "tiny")
-    usage = whole.usage
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == mine.timings.prompt_tokens
-    assert usage.output_tokens == 20
+    assert whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0) == mine.timings.prompt_tokens
+    assert whole.usage.output_tokens == 20
     counted = client.messages.count_tokens(model="tiny", messages=QUESTION, system="be brief")
     assert counted.input_tokens == mine.timings.prompt_tokens
 
