@@ -116,12 +116,17 @@ class Unsupported(EdgekitError):
 
 
 class DoesNotFit(EdgekitError):
-    """No candidate fits. `table` is a printable table of all candidates; `rejected` has the same data by device."""
+    """No candidate fits some device. `table` is a printable table of what was tried; `rejected` has it by device.
+
+    `without`: the indices of these devices among those that were asked for.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, table: str = "", rejected: dict[str, tuple[Any, ...]] | None = None) -> None:
-        self.table, self.rejected = table, rejected or {}
+    def __init__(
+        self, message: str, table: str = "", rejected: dict[str, Any] | None = None, without: tuple[int, ...] = ()
+    ) -> None:
+        self.table, self.rejected, self.without = table, rejected or {}, without
         super().__init__(message)
 
 

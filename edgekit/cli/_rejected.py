@@ -19,11 +19,8 @@ def plans_that_fit(plan: Callable[[list[str]], list[Plan]], names: list[str]) ->
     try:
         return plan(names), None
     except DoesNotFit as error:
-        fitting = [name for name in names if len(names) > 1 and plans_that_fit(plan, [name])[0]]
-        if not 0 < len(fitting) < len(names):
-            return [], error
-        error.rejected = {name: tried for name, tried in error.rejected.items() if name not in fitting}
-        return plans_that_fit(plan, fitting)[0], error
+        fitting = [name for index, name in enumerate(names) if error.without and index not in error.without]
+        return plans_that_fit(plan, fitting)[0] if fitting else [], error
 
 
 def show_what_does_not_fit(error: DoesNotFit, *, every: bool = False) -> None:

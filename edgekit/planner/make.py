@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from edgekit import plugins
@@ -29,6 +30,8 @@ from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
+# Equal specs are one object, which the planner's caches find without comparing every layer.
+_first_equal: Callable[[ModelSpec], ModelSpec] = lru_cache(maxsize=64)(lambda spec: spec)
 
 
 def make_plans(
@@ -98,7 +101,7 @@ def _subject(
     source: ModelSource, neutral: NeutralManifest | None, rounded: tuple[str, ...], draft: str | Path | None
 ) -> PlanSubject:
     return PlanSubject(
-        model=neutral.model if neutral else source.spec,
+        model=_first_equal(neutral.model if neutral else source.spec),
         source=source.given,
         is_stored=neutral is not None,
         config_sha256=source.config_sha256,

@@ -61,11 +61,14 @@ def resolve(
     `others` are further devices that a fix may name. Raises `DoesNotFit` with the table of all candidates.
     """
     rankings = [_ranked(subject, device, targets, request) for device in devices]
-    without = [ranked.device.name for ranked in rankings if not ranked.passing]
+    without = [index for index, ranked in enumerate(rankings) if not ranked.passing]
     if without:
-        rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
-        message = _nothing_fits(subject, without, rejected) + _as_small(subject, devices, targets, request)
-        raise DoesNotFit(message, table_of(rejected), rejected)
+        unfit = [rankings[index] for index in without]
+        rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in unfit}
+        nearest = _nearest(next(iter(rejected.values())))
+        message = f"{quote_short(subject.source)} does not fit {', '.join(rejected)} as asked"
+        message += (f"; nearest: {nearest}" if nearest else "") + _as_small(subject, devices, targets, request)
+        raise DoesNotFit(message, table_of(rejected), rejected, tuple(without))
     if len(rankings) == 1:
         taken = [ranked.passing[0] for ranked in rankings]
     else:
@@ -386,24 +389,16 @@ def _reason(
     return f"fits; --prefer {request.prefer} takes {taken.offer.recipe.name}"
 
 
-def _nothing_fits(subject: PlanSubject, without: list[str], rejected: Mapping[str, tuple[Rejected, ...]]) -> str:
-    nearest = _nearest(rejected[without[0]])
-    hint = f"; nearest: {nearest}" if nearest else ""
-    return f"{quote_short(subject.source)} does not fit {', '.join(without)} as asked{hint}"
-
-
 def _as_small(
     subject: PlanSubject, devices: Sequence[DeviceProfile], targets: Mapping[str, Target], request: PlanRequest
 ) -> str:
     """Offer the recipe of 3 bits where it fits all devices, with what it is expected to lose."""
-    if subject.is_stored:
-        return ""
     request = request.model_copy(update={"recipe": SMALL})
     try:
-        rankings = [_ranked(subject, device, targets, request) for device in devices]
+        rankings = [] if subject.is_stored else [_ranked(subject, device, targets, request) for device in devices]
     except Unsupported:
-        return ""
-    if not all(ranked.passing for ranked in rankings):
+        rankings = []
+    if not rankings or not all(ranked.passing for ranked in rankings):
         return ""
     worst = max((ranked.passing[0] for ranked in rankings), key=lambda each: each.quality.loss)
     return f"; --recipe {SMALL.name} fits, on {worst.offer.target} ({worst.quality.show()})"

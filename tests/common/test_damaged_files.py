@@ -93,7 +93,10 @@ def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="preloads a library that cc builds")
 @pytest.mark.parametrize(
     ("operations", "most"),
-    [("prune prefixes lab", 3), ("publish pull", 3), ("quantise calibrate", 1), ("export", 1)],
+    [
+        *((each, 1) for each in ("prune prefixes lab", "publish pull", "quantise calibrate", "export")),
+        *(pytest.param(each, 3, marks=pytest.mark.long) for each in ("prune prefixes lab", "publish pull")),
+    ],
     ids=str,
 )
 def test_an_operation_survives_failing_calls(operations: str, most: int, tmp_path: Path) -> None:

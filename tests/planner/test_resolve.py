@@ -101,7 +101,7 @@ def taken(subject: str, profile: DeviceProfile, request: dict[str, Any]) -> Plan
         return None
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(models, devices, requests)
 def test_plan_fits_its_estimate_and_keeps_the_request(model: str, device: str, request: dict[str, Any]) -> None:
     plan = taken(model, PROFILES[device], request)
@@ -124,7 +124,7 @@ def test_plan_fits_its_estimate_and_keeps_the_request(model: str, device: str, r
         assert plan.cache.window is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(models, devices, requests)
 def test_a_plan_survives_json_and_the_same_request_gives_the_same_bytes(
     model: str, device: str, request: dict[str, Any]
@@ -144,7 +144,7 @@ def rank(plan: Plan) -> tuple[int, float]:
     return rung, -float(window or context)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(models, devices, requests, st.integers(2, 64), st.integers(1, 64))
 def test_more_memory_never_gives_a_worse_plan(
     model: str, device: str, request: dict[str, Any], ram_gib: int, more_gib: int

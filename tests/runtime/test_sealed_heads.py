@@ -160,9 +160,8 @@ def test_a_head_has_the_embedding_sealed_where_it_cannot_be_looked_up(folder: Pa
 @pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kept", KEPT)
 def test_answers_are_those_of_plain_decoding(sealed: Sealed, kept: str, count: int) -> None:
-    count = 35 if sealed.kind == "eagle3" and count == 12 else count
     proposed, accepted = check_answers(sealed.artifact, [words(2 + at % 20, at) for at in range(count)], kept)
-    assert accepted > (20 if sealed.kind == "eagle3" else 0) and proposed > accepted
+    assert accepted > (5 if sealed.kind == "eagle3" else 0) and proposed > accepted
 
 
 OTHER_CACHES: dict[str, dict[str, Any]] = {
@@ -174,7 +173,7 @@ OTHER_CACHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sealed", ASSISTANTS, indirect=True)
 @pytest.mark.parametrize("cache", OTHER_CACHES)
 def test_answers_with_other_caches_are_too(sealed: Sealed, cache: str) -> None:
-    prompts = [words(50 + 3 * place, place) for place in range(6)]
+    prompts = [words(50 + 3 * place, place) for place in range(3)]
     proposed, accepted = check_answers(sealed.artifact, prompts, "everything", **OTHER_CACHES[cache])
     assert accepted > 0 and proposed > accepted
 

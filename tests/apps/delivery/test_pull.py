@@ -457,7 +457,7 @@ def test_a_manifest_cannot_lead_outside(shop: Shop) -> None:
     assert not (shop.folder / "evil.txt").exists()
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
 def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
     install(tmp_path / "target", monkeypatch)
     report = kill_pulls(tmp_path, kills, seed=kills)
@@ -466,7 +466,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytes
     assert 1 <= report.most_begun <= CONNECTIONS
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_kills_in_a_switch_leave_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
