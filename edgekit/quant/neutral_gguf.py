@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +51,10 @@ _LAYER_FIELDS = ("kv_heads", "head_dim", "stores_kv", "has_values", "experts", "
 
 def write_neutral_gguf(weights: NeutralWeights, path: Path, context: int) -> None:
     """Write the model without a tokenizer, for callers that pass token ids."""
-    refuse_model(weights.model, weights.recipe, context)
+    if reason := refusal(weights.model, weights.recipe, context):
+        raise Unsupported(f"llama.cpp: {reason}")
     metadata = model_metadata(weights.model, context) | {"tokenizer.ggml.model": "none"}
     write_gguf(path, metadata, written_tensors(weights, context))
-
-
-def refuse_model(model: ModelSpec, recipe: Recipe, context: int) -> None:
-    """Raise `Unsupported` if a GGUF file cannot hold the model, or llama.cpp would compute something else."""
-    reason = refusal(model, recipe, context)
-    if reason:
-        raise Unsupported(f"llama.cpp: {reason}")
 
 
 def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
@@ -184,6 +179,7 @@ def row_order(model: ModelSpec, module: str) -> NDArray[np.intp] | None:
     return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).reshape(-1)
 
 
+@lru_cache(maxsize=64)
 def read_back(model: ModelSpec, context: int) -> ModelSpec:
     """Return the model that the metadata and the names of the file describe."""
     shapes = {gguf_name(model, tensor): tensor.shape for tensor in model.tensors()}

@@ -23,7 +23,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import named_recipe
 from edgekit.formats.int_packing import unpack
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.quant.neutral_gguf import refuse_model, write_neutral_gguf
+from edgekit.quant.neutral_gguf import refusal, write_neutral_gguf
 from edgekit.quant.pipeline import neutral_weights
 
 LLAMA3 = {
@@ -137,12 +137,9 @@ def test_gguf_is_read_by_its_own_library(store: Path, tmp_path: Path) -> None:
 @pytest.mark.quantize
 def test_unsupported_models_are_refused_by_name(store: Path) -> None:
     spec = neutral(store, "s4-g32").model
-    recipe = named_recipe("s4-g32")
-    assert "gemma4_text" in measured.refused(
-        lambda: refuse_model(spec.model_copy(update={"family": "gemma4_text"}), recipe, 256)
-    )
     windowed = tuple(layer.model_copy(update={"window": 8}) for layer in spec.layers)
-    assert "window" in measured.refused(lambda: refuse_model(spec.model_copy(update={"layers": windowed}), recipe, 256))
+    for changed, reason in (({"family": "gemma4_text"}, "gemma4_text"), ({"layers": windowed}, "window")):
+        assert reason in str(refusal(spec.model_copy(update=changed), named_recipe("s4-g32"), 256))
 
 
 @pytest.mark.quantize
