@@ -43,7 +43,8 @@ def _steps(plan: Plan, target: Target, calibration_tokens: int) -> Iterator[Term
     largest = max(tensor.size for tensor in model.tensors()) * 4
     yield sized("export_bytes", base + largest + _SLICES_BYTES, "to read the largest tensor back")
     load = load._replace(held_tokens=min(CHECKED_TOKENS, load.held_tokens), chunk_tokens=TOKENS_A_CALL, sequences=1)
-    running = total(target.memory(load), *_PRIVATE) + total(load.weights(mapped=costs.copied), "mapped_weights_bytes")
+    running = total(target.memory(load), *_PRIVATE)
+    running += total(load.weights(mapped=target.copied_share), "mapped_weights_bytes")  # an unsealed file is copied
     running += round(costs.vocabulary * reading) + _LOGITS * CHECKED_TOKENS * model.vocab_size * 4
     yield sized("export_bytes", base + running, "to run the artifact and the reference")
 

@@ -104,7 +104,7 @@ def command(
 
 
 def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
-    choice, _answering = given.choice, given.answering
+    choice = given.choice
     opening = given.opening.model_copy(update={"warm_template": choice.as_chat is not False})
     began = perf_counter()
     with opened(artifact, opening, given.answering) as runtime:

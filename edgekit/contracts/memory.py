@@ -236,7 +236,6 @@ class ExportCosts(NamedTuple):
     """Private bytes of a target's own steps of an export, besides Python, torch and the model's largest tensors."""
 
     tools: int = 0  # libraries, once they are imported
-    copied: float = 0.0  # of weights that an opening maps, but copies from files that are not sealed yet
     tokenizer: float = 1.0  # times what reading the tokenizer takes, while it is written
     vocabulary: float = 0.0  # times that, of the library's own vocabulary while the artifact runs
     value: float = 0.0  # of each weight that is traced and lowered

@@ -25,7 +25,7 @@ NumberFormat = Literal[
 ScaleFormat = Literal["bfloat16", "float16", "float32"]
 
 GROUPS = (128, 64, 32)
-AS_IS = "as-is"  # the recipe of another tool's file
+AS_IS = "as-is"  # the recipe of another tool's GGUF file, which is opened as it is
 SMOOTH = "-smooth"  # suffix of the recipes that make channels alike
 SMALL_MODEL = 300_000_000  # parameters
 SMALL_BITS = 3.5  # a weight, at most, of the recipe `small`
@@ -174,11 +174,6 @@ class Recipe(Frozen):
         return self.float_format if found is None else found.fitted(tensor.shape[-1])
 
     @property
-    def is_as_is(self) -> bool:
-        """True for the types of another tool's GGUF file, which is opened as it is."""
-        return self.name == AS_IS
-
-    @property
     def has_few_bits(self) -> bool:
         """True if rounding to the nearest loses much in a matrix."""
         return any(rule.format.has_few_bits for rule in self.rules)
@@ -325,7 +320,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# For devices that cannot hold 4 bits: these rules are mlx's, and llamacpp has formats of its own (`gguf_mixtures`).
+# For devices that cannot hold 4 bits, as mlx packs it; llamacpp has other rules (`gguf_mixtures`).
 SMALL = Recipe(name="small", rules=_all("s3", 64))
 
 # Eight-bit floats (E4M3) with one scale per row, only for servers: no target supports them.

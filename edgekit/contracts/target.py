@@ -99,12 +99,11 @@ class Target(ABC):
         for backend in device.targets.get(self.name, ()):
             if backend in self.backends:
                 for recipe in self.recipes(model, device, backend):
-                    yield self.fitted_offer(model, device, backend, recipe)
+                    yield self.offer(model, device, backend, self.fitted(recipe, model))
 
-    def fitted_offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
-        """Return the offer in a recipe as it suits the model (`of_model`), or as it is if the target refuses that."""
-        offer = self.offer(model, device, backend, of_model(recipe, model))
-        return offer if offer.capabilities.refusal is None else self.offer(model, device, backend, recipe)
+    def fitted(self, recipe: Recipe, model: ModelSpec) -> Recipe:
+        """Return a recipe with the rules that suit a model and this target's formats; by default `of_model`."""
+        return of_model(recipe, model)
 
     def memory(self, load: MemoryLoad) -> Iterable[Term]:
         """Return the terms of all that the target has in memory and on disk, each with its reason.

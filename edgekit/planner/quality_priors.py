@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Amount, Count, Share, Text, Word
 from edgekit.contracts.plan import Method, Quality
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import AS_IS, Recipe
 from edgekit.model.spec import ModelSpec
 
 FLOAT32 = "float32"  # the reference decoder: stored weights lose as much with every target, or more
@@ -51,7 +51,7 @@ def prior(recipe: Recipe, model: ModelSpec, target: str, method: Method) -> Qual
     Rows of models near in size count, of the same family if there are any; without one near, the rows of all models. A
     recipe that was not measured itself counts as the worst of its formats.
     """
-    if recipe.is_as_is:
+    if recipe.name == AS_IS:
         return _AS_IS
     if recipe.keeps is not None:
         names: Sequence[tuple[str, ...]] = (("s8",),)  # as coarse or coarser, where inputs are rounded too

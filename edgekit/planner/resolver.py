@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from edgekit.contracts.capabilities import model_refusal
@@ -67,7 +68,10 @@ def resolve(
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in unfit}
         nearest = _nearest(next(iter(rejected.values())))
         message = f"{quote_short(subject.source)} does not fit {', '.join(rejected)} as asked"
-        message += (f"; nearest: {nearest}" if nearest else "") + _as_small(subject, devices, targets, request)
+        message += f"; nearest: {nearest}" if nearest else ""
+        missed = {failure.what for rows in rejected.values() for row in rows for failure in row.failures}
+        if "memory" in missed and not subject.is_stored:
+            message += _as_small(subject, devices, targets, request)
         raise DoesNotFit(message, table_of(rejected), rejected, tuple(without))
     if len(rankings) == 1:
         taken = [ranked.passing[0] for ranked in rankings]
@@ -167,15 +171,12 @@ def _with_recipe(
         named = (offer for offer in offers if not offer.recipe.is_rare())
         yield from (each for each in named if not subject.rounds or not needs_text(each.recipe, subject.model))
         return
-    if request.recipe == SMALL and not subject.is_stored:  # each target spells it in its own formats
-        yield from (offer for offer in offers if offer.recipe.name == SMALL.name)
-        return
+    recipe = request.recipe if subject.is_stored else target.fitted(request.recipe, subject.model)
     # A source's own integers may have formats that no built-in recipe has; then the target decides.
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
-    if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
+    if recipe.keeps is None and any(str(rule.format) not in known for rule in recipe.rules):
         return
-    make = target.offer if subject.is_stored else target.fitted_offer
-    yield as_measured(make(subject.model, device, offers[0].backend, request.recipe), subject, device)
+    yield as_measured(target.offer(subject.model, device, offers[0].backend, recipe), subject, device)
 
 
 def _order(
@@ -394,22 +395,19 @@ def _as_small(
 ) -> str:
     """Offer the recipe of 3 bits where it fits all devices, with what it is expected to lose."""
     request = request.model_copy(update={"recipe": SMALL})
-    try:
-        rankings = [] if subject.is_stored else [_ranked(subject, device, targets, request) for device in devices]
-    except Unsupported:
-        rankings = []
-    if not rankings or not all(ranked.passing for ranked in rankings):
-        return ""
-    worst = max((ranked.passing[0] for ranked in rankings), key=lambda each: each.quality.loss)
-    return f"; --recipe {SMALL.name} fits, on {worst.offer.target} ({worst.quality.show()})"
+    with suppress(Unsupported):
+        rankings = [_ranked(subject, device, targets, request) for device in devices]
+        if all(ranked.passing for ranked in rankings):
+            worst = max((ranked.passing[0] for ranked in rankings), key=lambda each: each.quality.loss)
+            return f"; --recipe {SMALL.name} fits, on {worst.offer.target} ({worst.quality.show()})"
+    return ""
 
 
 def _nearest(rejected: Sequence[Rejected]) -> str | None:
     """Describe the rejected candidate with the fewest violations, then the fewest bytes, and its first fix."""
-    failed = [candidate for candidate in rejected if candidate.failures]
-    if not failed:
+    near = min((candidate for candidate in rejected if candidate.failures), key=distance, default=None)
+    if near is None:
         return None
-    near = min(failed, key=distance)
     failure = near.failures[0]
     missed = f"{failure.what} {failure.found}, allowed {failure.allowed} ({failure.cure})"
     return f"{near.target} {near.backend} {near.recipe}: {missed}"

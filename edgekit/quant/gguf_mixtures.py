@@ -18,7 +18,9 @@ _SENSITIVE = ("self_attn.v_proj", "mlp.down_proj")
 
 
 def mixture_of(model: ModelSpec, recipe: Recipe) -> Recipe:
-    """Return a mixture of `GGUF_RECIPES` with the rules of this model's layers; any other recipe as it is."""
+    """Return `SMALL`, or a mixture of `GGUF_RECIPES`, with the rules of this model's layers; others as they are."""
+    if recipe == SMALL:
+        return _small(model)
     if recipe != GGUF_RECIPES.get(recipe.name):
         return recipe
     return recipe.model_copy(update={"rules": (*_finer_rules(model, recipe.rules[-1].format.kind), *recipe.rules)})
@@ -36,8 +38,8 @@ def _finer_rules(model: ModelSpec, common: NumberFormat) -> Iterator[Rule]:
                 yield Rule(pattern=f"*layers.{index}.{name}", format=Format(kind=_FINER))
 
 
-def small_mixture(model: ModelSpec) -> Recipe:
-    """Return `SMALL` as llama.cpp holds it: what 3.5 bits a weight leave beside q3_k goes to sensitive matrices."""
+def _small(model: ModelSpec) -> Recipe:
+    """Store all in q3_k, then give sensitive matrices finer formats while the model stays within `SMALL_BITS`."""
     common = Recipe(name=SMALL.name, rules=(Rule(pattern="*", format=Format(kind="q3_k")),))
     left = int(model.parameters * SMALL_BITS / 8) - weight_bytes(model, common)
     finer = []

@@ -64,7 +64,7 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         known = [*(each.model_type for each in ARCHITECTURES.values()), *_SAME_ARCHITECTURE]
         return f"{model.family} models are not written as GGUF; supported: {', '.join(known)}"
     if any(rule.format.kind not in _TYPE_NAMES for rule in recipe.rules):
-        return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+        return f"recipe {recipe.name} has a format that only other engines hold; choose an s4, s8 or float recipe"
     if all(layer.rope is None for layer in model.layers):
         return "none of its layers has positions, and llama.cpp rotates those of every family; use another target"
     ropes = {rope.kind for rope in model.ropes.values()}

@@ -19,7 +19,6 @@ from edgekit.formats.int_packing import IntegerFormat, IntegerRows
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import ModelSource, SourceMatrix
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart
 
 if TYPE_CHECKING:
@@ -75,12 +74,9 @@ def as_is(source: ModelSource) -> Recipe | None:
 
 
 def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:
-    """Return the recipe to use: the recipe of the source's own integers if `given` is `keep` or None, else `given`.
-
-    A mixture of llama.cpp's gets the rules for this model's layers.
-    """
+    """Return the recipe to use: the recipe of the source's own integers if `given` is `keep` or None, else `given`."""
     if given is not None and given.name != KEEP.name:
-        return mixture_of(source.spec, given)
+        return given
     own = own_integers(source)
     if own is None and given is not None:
         raise InvalidInput(

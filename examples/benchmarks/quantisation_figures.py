@@ -43,7 +43,7 @@ from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import MAX_SEQUENCES, read_calibration
 from edgekit.quant.effort import DEFAULT_TEXT
-from edgekit.quant.gguf_mixtures import small_mixture
+from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares
 from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.pipeline import QUANTISER, neutral_weights
@@ -246,7 +246,7 @@ def native_floats(source: ModelSource, recipe: Recipe) -> dict[str, torch.Tensor
 
 def small_of_llama_cpp(source: ModelSource) -> Subject:
     """`small` as llama.cpp holds it. Its blocks of 256 values go on in the next row, where a row does not fill them."""
-    floats, recipe, size = floats_of(source), small_mixture(source.spec), 0
+    floats, recipe, size = floats_of(source), mixture_of(source.spec, SMALL), 0
     text = read_calibration(None, source.folder, vocabulary=source.spec.vocab_size)
     importance = mean_squares(source.spec, text, lambda name: floats[name].numpy(), no_progress)
     for tensor in source.spec.tensors():

@@ -48,7 +48,7 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities
 def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_rare():
-        return f"recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
+        return f"recipe {recipe.name} has a format that only other engines hold; choose s4-g64 or s8"
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
         return f"layers have windows of {sorted(windows)} tokens, and only one width is supported"

@@ -51,7 +51,14 @@ class LlamaCppTarget(Target):
     def recipes(self, model: ModelSpec, device: DeviceProfile, backend: str) -> Iterable[Recipe]:
         from edgekit_llamacpp.offers import recipes
 
-        return recipes(model)
+        return recipes()
+
+    def fitted(self, recipe: Recipe, model: ModelSpec) -> Recipe:
+        """Return llama.cpp's own mixtures with the rules of the model's layers."""
+        from edgekit.quant.gguf_mixtures import mixture_of
+
+        own = mixture_of(model, recipe)
+        return super().fitted(recipe, model) if own is recipe else own
 
     def offer(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
         from edgekit_llamacpp.offers import offer

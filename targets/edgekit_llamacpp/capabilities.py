@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from edgekit.contracts.capabilities import Capabilities, Feature
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import AS_IS, Recipe
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.neutral_gguf import refusal
@@ -28,7 +28,7 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str, context: int) -
         kv_bits=(16, 32, 8, 4) if can_quantise else (16, 32),
         narrowest="" if can_quantise else f" with heads that {QUANTISED_KV_HEADS} does not divide",
         # The file of another tool is what llama.cpp makes of it.
-        refusal=None if recipe.is_as_is else refusal(model, recipe, context),
+        refusal=None if recipe.name == AS_IS else refusal(model, recipe, context),
         features=frozenset(features),
         why_not={
             "evictions": f"a window needs evictions, and {no_evictions}; plan without --window",

@@ -12,6 +12,7 @@ from edgekit.common.bounds import Sha256
 from edgekit.common.files import file_sha256
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import AS_IS
 from edgekit.errors import DamagedArtifact, EdgekitError, quote_short
 from edgekit.formats.gguf import GgufFile
 from edgekit.model.source import open_source
@@ -71,7 +72,7 @@ def check_file(plan: Plan, path: Path) -> bool:
     for key in metadata:
         if not key.startswith(_OWN_KEYS):
             raise _damaged(path, f"the key {quote_short(key)} belongs to no plan")
-    if plan.recipe.is_as_is:
+    if plan.recipe.name == AS_IS:
         raise _damaged(path, "is an artifact's file, and the plan is of another tool's")
     for name, (kind, shape) in stored_types(plan.model, plan.recipe, plan.context).items():
         stored_as = found.pop(name, None)

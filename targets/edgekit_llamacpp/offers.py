@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from edgekit.contracts.device import OS_TITLES, DeviceProfile
 from edgekit.contracts.plan import SpeedFacts
-from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
+from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, SMALL, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.gguf_mixtures import mixture_of, small_mixture
 from edgekit_llamacpp.capabilities import capabilities
 from edgekit_llamacpp.memory import facts
 
@@ -49,13 +48,12 @@ _GPU_SPEEDS = {
 }
 
 
-def recipes(model: ModelSpec) -> Iterator[Recipe]:
+def recipes() -> Iterator[Recipe]:
     """Yield the recipes to choose from, best quality first; llama.cpp's own mixtures last."""
     for name in _RECIPES:
         yield RECIPES[name]
-    for mixture in GGUF_RECIPES.values():
-        yield mixture_of(model, mixture)
-    yield small_mixture(model)
+    yield from GGUF_RECIPES.values()
+    yield SMALL
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:

@@ -43,8 +43,7 @@ class OnnxTarget(Target):
 
     name = "onnx"
     backends = ("cpu", "cuda")
-    # onnxruntime and onnx_ir. Weights in the layout of the kernels, with their scales: 1.03 to 1.10 were measured.
-    export_costs = ExportCosts(tools=45 * MIB, copied=1.1)
+    export_costs = ExportCosts(tools=45 * MIB)  # onnxruntime and onnx_ir
     copied_share = COPIED_SHARE
 
     def missing(self) -> str | None:

@@ -74,7 +74,7 @@ def _of_encoder(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities:
 def _refusal(model: ModelSpec, recipe: Recipe) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_rare():
-        return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+        return f"recipe {recipe.name} has a format that only other engines hold; choose an s4, s8 or float recipe"
     odd = [layer.head_dim for layer in model.layers if layer.head_dim % 8 and not (layer.is_recurrent or model.encoder)]
     if odd:
         return f"heads of {odd[0]} values are not supported, only multiples of 8; plan for another target"

@@ -13,8 +13,10 @@ import edgekit
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
-from edgekit.methods.drafters.head import uncalibrated
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
+from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.methods.drafters.head_decoder import HeadDecoder
+from edgekit.methods.drafters.head_drafter import HeadDrafting
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.testing.drafting import FixedLengthDrafting
@@ -40,22 +42,18 @@ def words(count: int, seed: int) -> str:
 
 
 def planned(model: Path, head: Path, **asked: Any) -> Any:
-    request = PlanRequest(
-        **{
-            "recipe": named_recipe("s4-g32"),
-            "target": "onnx",
-            "context": 128,
-            "sequences": 3,
-            "drafter": str(head),
-            **asked,
-        }
-    )
+    usual = {"recipe": named_recipe("s4-g32"), "target": "onnx", "context": 128, "sequences": 3}
+    request = PlanRequest(drafter=str(head), **{**usual, **asked})
     return make_plans(str(model), [tiny_models.DEVICE], request)[0]
 
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
-    """Drafting in every step by the sealed head."""
-    return FixedLengthDrafting(uncalibrated(open_head(artifact.plan, artifact.folder), capacity=128, tokens=4))
+    """Drafting in every step by the sealed head, as if each of its tokens cost a second."""
+    head = open_head(artifact.plan, artifact.folder)
+    if head.spec.kv_layers:
+        return FixedLengthDrafting(AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=4))
+    drafting = HeadDrafting(HeadDecoder(head), capacity=128, one_s=1.0, block_token_s=1.0, tokens=4)
+    return FixedLengthDrafting(drafting)
 
 
 def check_answers(artifact: Artifact, prompts: list[str], kept: str, **options: Any) -> tuple[int, int]:

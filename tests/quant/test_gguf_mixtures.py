@@ -30,7 +30,7 @@ from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.plugins import load_target, target_names
 from edgekit.quant.calibration import Calibration
-from edgekit.quant.gguf_mixtures import mixture_of, small_mixture
+from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares
 from edgekit.quant.neutral_gguf import model_metadata, stored_types, written_tensors
 
@@ -110,7 +110,7 @@ def test_every_target_holds_or_refuses_them_by_name() -> None:
 def test_small_is_read_back_from_files(tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", "llama", {**models.SMALL, "hidden_size": 256, "intermediate_size": 512})
     weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
-    recipe = small_mixture(weights.model)
+    recipe = mixture_of(weights.model, named_recipe("small"))
     tensors = written_tensors(weights, 64, recipe, Quantiser(moments_of(weights)))
     write_gguf(tmp_path / WEIGHTS, model_metadata(weights.model, 64) | {"tokenizer.ggml.model": "none"}, tensors)
     for name, values in LlamaCppTarget().weights(models.plan_for(weights.model, recipe), tmp_path):

@@ -24,7 +24,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("onnx npu", "llama", {}, "onnx: no backend 'npu'; choose one of cpu, cuda"),
     ("onnx cpu", "llama", {"kv_bits": 4}, "onnx on cpu: kv_bits 4 .*; plan with --kv-bits 32 or 16 or 8"),
     ("onnx cpu", "llama", {"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
-    ("onnx cpu", "llama", {"recipe": NATIVE_RECIPES["mxfp4"]}, "another vendor's own format"),
+    ("onnx cpu", "llama", {"recipe": NATIVE_RECIPES["mxfp4"]}, "a format that only other engines hold"),
     ("onnx cpu", "lfm2", {"exits": (1,)}, "exits with the layers of lfm2 are not supported"),
     ("onnx cpu", "gemma4", {"exits": (1,)}, "exits with the layers of gemma4_text are not supported"),
     ("onnx cuda", "llama", HEAD, "on the CPU alone; leave out --drafter"),

@@ -18,7 +18,6 @@ from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Plan
     from edgekit.drafters import DraftMethod, DraftTarget
-    from edgekit.model.heads import HeadWeights
 
 
 class HeadSource(DraftSource):
@@ -81,10 +80,3 @@ def _opened(target: DraftTarget) -> DraftMethod:
         block_token_s=block * costs.one,
         bytes=size,
     )
-
-
-def uncalibrated(head: HeadWeights, capacity: int, tokens: int) -> DraftMethod:
-    """Return drafting with an open sealed head, as if each token cost a second; for measurements."""
-    if head.spec.kv_layers:
-        return AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=tokens)
-    return HeadDrafting(HeadDecoder(head), capacity=capacity, one_s=1.0, block_token_s=1.0, tokens=tokens)
