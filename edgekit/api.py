@@ -96,7 +96,7 @@ class QuantizeOptions(QuantOptions):
     """The options of `quantize`: how integers are chosen, and with how many threads."""
 
     bits_per_weight: float | None = Field(
-        default=None, description="Raise the most sensitive linears to 8 bits, up to this average over all weights."
+        default=None, description="Raise the most sensitive matrices to 8 bits, up to this average over all weights."
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Number of threads, instead of one per core."
@@ -141,7 +141,7 @@ def quantize(
     weights = neutral_weights(
         source,
         chosen,
-        method=options.chosen_by,
+        method=options.method,
         calibration=calibration_for(source, [chosen], options),
         store=options.weights,
         progress=options.report.progress,
@@ -285,7 +285,7 @@ def _recipe_for(source: ModelSource, given: str | Recipe | None, options: Quanti
     """Choose the recipe as an export would."""
     recipe = None if given is None else find_recipe(given)
     if options.bits_per_weight is not None:
-        return budgeted(source, recipe, options.bits_per_weight)
+        return of_model(budgeted(source, recipe, options.bits_per_weight), source.spec)
     is_quick = source.spec.encoder is not None or options.rounds_alone(source)
     recipe = of_model(recipe, source.spec) if recipe == SMALL else recipe_of(source, recipe)
     return recipe or RECIPES["s8" if is_quick else "balanced"]

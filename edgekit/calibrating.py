@@ -13,7 +13,6 @@ from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import Calibration, plain_chat, read_calibration
 from edgekit.quant.compute import device_for
 from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds, in_words, why_rounded
-from edgekit.quant.methods import find_method, is_calibrated
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import are_kept, need_torch
 
@@ -53,14 +52,13 @@ def calibration_for(
     )
     for warning in calibration.warnings:
         options.report.warn(warning)
-    store, chosen_by = options.weights, options.chosen_by
-    kept = (are_kept(source, recipe, method=chosen_by, calibration=calibration, store=store) for recipe in recipes)
+    store = options.weights
+    kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
     if not all(kept):
         need_torch()
         device = device_for(compute)
-        passes = find_method(chosen_by).tuning_passes if chosen_by and is_calibrated(chosen_by) else 0
-        seconds = estimated_seconds(source.spec, calibration.fact.tokens, tuning_passes=passes)
-        took = f"about {in_words(seconds)} (effort quick takes seconds)"
+        seconds = in_words(estimated_seconds(source.spec, calibration.fact.tokens))
+        took = f"about {seconds} (effort quick takes seconds)"
         if device.type != "cpu":
             took = f"computed on {device.type}, where edgekit was never timed"
         options.report.note(f"choosing integers on {calibration.fact.description}: {took}")

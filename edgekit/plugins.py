@@ -21,6 +21,7 @@ SIGNATURES = "edgekit.signatures"  # checks that an artifact is signed with a tr
 DRAFTERS = "edgekit.drafters"
 KV_SCORERS = "edgekit.kv_scorers"
 QUANT_METHODS = "edgekit.quant_methods"
+SMOOTHING = "edgekit.smoothing"  # reads a model whose loud channels of inputs are folded into its weights
 _KINDS = {TARGETS: "target", COMMANDS: "command", DRAFTERS: "drafter", KV_SCORERS: "scorer", QUANT_METHODS: "method"}
 
 

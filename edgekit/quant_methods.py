@@ -5,20 +5,21 @@ Entry points `edgekit.quant_methods` name its subclasses of `CalibratedMethod`.
 
 from __future__ import annotations
 
-from edgekit.contracts.recipe import Format
+from edgekit.contracts.recipe import Format, Recipe
 from edgekit.formats.int_packing import IntegerRows
 from edgekit.model.spec import ModelSpec
-from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
+from edgekit.quant.calibration import Calibration
 from edgekit.quant.folds import Fold, folds_of
 from edgekit.quant.hessians import lost_outputs, mean_sizes, output_error, second_moments
 from edgekit.quant.methods import Activations, CalibratedMethod, QuantJob
-from edgekit.quant.reference_decoder import final_norm, last_norm
 from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest, storable
+from edgekit.quant.sensitivity import float_passes
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, parts_of
 
 __all__ = [
     "Activations",
     "CalibratedMethod",
+    "Calibration",
     "Fold",
     "Format",
     "IntMatrix",
@@ -27,15 +28,11 @@ __all__ = [
     "QuantJob",
     "QuantizedPart",
     "ReadRows",
-    "TwoPasses",
+    "Recipe",
     "WeightPart",
-    "capped",
     "dequantise",
-    "final_norm",
+    "float_passes",
     "folds_of",
-    "head_blocks",
-    "head_name",
-    "last_norm",
     "lost_outputs",
     "mean_sizes",
     "output_error",
@@ -43,6 +40,5 @@ __all__ = [
     "refuse_unstorable",
     "round_to_nearest",
     "second_moments",
-    "sequences_at_once",
     "storable",
 ]

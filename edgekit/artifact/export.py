@@ -122,7 +122,7 @@ def export(
         calibration: the text of `options`, read; None rounds to nearest.
     """
     options = options or ExportOptions()
-    method, progress = options.chosen_by, options.report.progress
+    method, progress = options.method, options.report.progress
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
     check_adapters(plan, options.adapters)
@@ -209,7 +209,7 @@ def _weights(
     return neutral_weights(
         source,
         recipe,
-        method=options.chosen_by,
+        method=options.method,
         calibration=calibration,
         store=options.weights,
         progress=options.report.progress,

@@ -75,8 +75,8 @@ class PlanRequest(Frozen):
     )
     bits_per_weight: Annotated[float, Field(gt=0, le=32, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Raise the most sensitive linears of --recipe (default balanced) to 8 bits, up to this average over"
-        " all weights.",
+        description="Raise the most sensitive matrices of --recipe (default balanced) to 8 bits, up to this average"
+        " over all weights.",
     )
     os_version: str | None = Field(default=None, description="Plan for this OS version instead of the profile's.")
     entitlements: Annotated[tuple[str, ...], Option(name="entitlement")] = Field(

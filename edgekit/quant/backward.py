@@ -64,8 +64,10 @@ class TwoPasses:
                     piece.forward(part, tensors, decoder.of_layer(self._model, _index(part), observe))
         return torch.cat([piece.inputs.pop() for piece in self._pieces])
 
-    def backward(self, gradient: torch.Tensor, note: Note) -> None:
-        """Pass back the gradient at what `forward` returned; `note` is called at each linear, the last layer's first.
+    def backward(self, gradient: torch.Tensor, note: Note) -> torch.Tensor:
+        """Pass back the gradient at what `forward` returned to the embeddings of tokens, and return it there.
+
+        `note` is called at each linear, the last layer's first.
 
         It is called once for each piece. Experts are not noted.
         """
@@ -77,6 +79,7 @@ class TwoPasses:
             tensors = self._tensors(part)
             for index, piece in enumerate(self._pieces):
                 gradients[index] = piece.backward(part, tensors, gradients[index], note)
+        return torch.cat(gradients)
 
     def _tensors(self, part: WeightPart) -> Mapping[str, torch.Tensor]:
         return {tensor.name.removeprefix(part.prefix): self._read(tensor.name) for tensor in part.tensors}

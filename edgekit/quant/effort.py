@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edgekit.contracts.recipe import budget_bytes
 from edgekit.errors import InvalidInput
 from edgekit.model.tensors import Tensor
-from edgekit.quant.backward import PIECES, sequences_at_once
+from edgekit.quant.backward import PIECES, head_name, sequences_at_once
 from edgekit.quant.calibration import LENGTH, SEQUENCES
 from edgekit.quant.compute import product_on
 from edgekit.quant.methods import is_calibrated
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgekit.model.spec import ModelSpec
     from edgekit.quant.reference_decoder import Multiply
 
-Effort = Literal["quick", "normal", "high"]
+Effort = Literal["quick", "normal"]
 DEFAULT_TEXT = "default"  # the bundled corpus
 CALIBRATED_WITHIN_S = 900.0  # the longest calibration that takes place without being asked for
 _USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes less than a quarter of an hour
@@ -60,11 +60,7 @@ def calibration_text(
     if effort == "quick" and (calibrate is not None or is_calibrated(method)):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
-    if effort == "high" and method not in (None, "gptq"):
-        raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
     has_few_bits = any(recipe.has_few_bits for recipe in recipes)
-    if effort == "high" and not has_few_bits:
-        raise InvalidInput("--effort high tunes scales of four bits, and the recipe has none; leave out --effort")
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":
@@ -95,8 +91,8 @@ def why_rounded(source: ModelSource, effort: Effort | None) -> str | None:
     return "needs torch: pip install 'edgekit[quantize]'" if find_spec("torch") is None else None
 
 
-def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuning_passes: int = 0) -> float:
-    """Predict how long gptq and `tuning_passes` after it take here; of experts, those that a token reads count."""
+def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH) -> float:
+    """Predict how long gptq takes here; of experts, those that a token reads count."""
     import torch
 
     share = spec.experts.active / spec.experts.count if spec.experts else 1.0  # of the tokens, which an expert gets
@@ -114,9 +110,6 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuni
     multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
     others = 2.0 * (tokens * moments * _HALF_PRODUCT + _FACTORING * factors + errors)
     others += 2.0 * _SOFTMAX * scored * 2 * spec.vocab_size * spec.hidden_size
-    if tuning_passes:
-        heads = 5 * tuning_passes * spec.vocab_size * spec.hidden_size
-        others += 2.0 * tokens * ((1 + 3 * tuning_passes) * products + heads)
     computing = multiplying * _CONVERTING / _speed(product_on(torch.device("cpu")))
     computing += (multiplying * _NO_PRODUCTS + others) / _speed(product)
     weights = sum(tensor.size for tensor in linears)
@@ -124,10 +117,14 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH, *, tuni
 
 
 def calibration_bytes(model: ModelSpec, recipe: Recipe, tokens: int) -> int:
-    """Return the most bytes of choosing integers on `tokens`: by GPTQ, and by sensitivity where a budget is spent."""
+    """Return the most bytes of choosing integers on `tokens`: by GPTQ, and by passes of the float model.
+
+    Those predict losses where a budget is spent, and give the inputs of a head of few bits.
+    """
     hidden, inner = model.hidden_size, max(layer.intermediate_size or model.intermediate_size for layer in model.layers)
     most, kept = tokens * (_RESIDUALS * hidden + _INNER * inner) + _MOMENTS * inner**2, 0
-    if budget_bytes(recipe, model) is not None:
+    few = any(recipe.format_of(each).has_few_bits for each in model.tensors() if each.name == head_name(model))
+    if few or budget_bytes(recipe, model) is not None:
         at_once = sequences_at_once(model, LENGTH)
         scored = min(tokens, SCORED_TOKENS, PIECES * at_once * LENGTH)
         head = _AT_HEAD * (HEAD_ROWS + hidden)

@@ -8,7 +8,7 @@ columns left to compensate for it. Groups, scales and integers keep their order 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.recipe import Format
 from edgekit.quant.rtn import IntMatrix, in_parallel, round_to, search_scales
@@ -25,19 +25,34 @@ def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format
     import torch
 
     weights = torch.cat(list(matrices))
-    outputs, inputs = weights.shape
-    groups, order = activation_order(hessian, stored.group or inputs)
-    upper = _inverse_factor(hessian[order][:, order])
+    rounding = RowRounding.by(hessian, stored)
     threads = torch.get_num_threads() if weights.device.type == "cpu" else 1
-    step = -(-outputs // threads)
-    shares = [slice(start, start + step) for start in range(0, outputs, step)]  # rows do not depend on each other
-    rounded = in_parallel(lambda rows: _round_rows(weights[rows][:, order], upper, stored), shares)
-    integers = torch.empty((outputs, inputs), dtype=torch.int8, device=weights.device)
-    scales = torch.empty((outputs, len(groups)), device=weights.device)
-    integers[:, order] = torch.cat([each.integers for each in rounded])
-    scales[:, groups] = torch.cat([each.scales for each in rounded])
+    step = -(-len(weights) // threads)
+    shares = [slice(start, start + step) for start in range(0, len(weights), step)]
+    rounded = in_parallel(lambda rows: rounding.rows(weights[rows]), shares)
     sizes = [len(matrix) for matrix in matrices]
-    return [IntMatrix(*parts) for parts in zip(torch.split(integers, sizes), torch.split(scales, sizes), strict=True)]
+    integers, scales = (torch.split(torch.cat(parts), sizes) for parts in zip(*rounded, strict=True))
+    return [IntMatrix(*parts) for parts in zip(integers, scales, strict=True)]
+
+
+class RowRounding(NamedTuple):
+    """Rounds rows of a matrix, which do not depend on each other, by the Hessian of its inputs."""
+
+    groups: torch.Tensor
+    order: torch.Tensor
+    upper: torch.Tensor  # factor of the inverse Hessian, in that order
+    stored: Format
+
+    @classmethod
+    def by(cls, hessian: torch.Tensor, stored: Format) -> RowRounding:
+        groups, order = activation_order(hessian, stored.group or len(hessian))
+        return cls(groups, order, _inverse_factor(hessian[order][:, order]), stored)
+
+    def rows(self, weights: torch.Tensor) -> IntMatrix:
+        """Return integers and scales of rows [out, in], in the order of the file."""
+        chosen = _round_rows(weights[:, self.order], self.upper, self.stored)
+        chosen.integers[:, self.order], chosen.scales[:, self.groups] = chosen.integers.clone(), chosen.scales.clone()
+        return chosen
 
 
 def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from edgekit.common.progress import Progress
-from edgekit.contracts.neutral import NeutralWeights, dequantised_rows
+from edgekit.contracts.neutral import dequantised_rows
 from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import InvalidInput, UnknownName
+from edgekit.formats.int_packing import IntegerRows
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.plugins import QUANT_METHODS, added_names, load_added
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.backward import head_name
 from edgekit.quant.compute import product_on
-from edgekit.quant.gptq import gptq
+from edgekit.quant.gptq import RowRounding, gptq
 from edgekit.quant.hessians import output_error, second_moments
 from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest
-from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored, held_as_one
+from edgekit.quant.sensitivity import float_passes
+from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_array, as_stored, held_as_one
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +69,7 @@ class QuantJob(NamedTuple):
     calibration: Calibration
     read: ReadRows
     device: torch.device
-    folder: Path  # where files of a stopped run are found again
     progress: Progress
-    base: NeutralWeights | None = None  # the weights of `base_method`
 
 
 class Activations:
@@ -137,8 +138,6 @@ class CalibratedMethod:
     """
 
     rescales: ClassVar[bool] = False  # whether it scales the inputs of linears, so that adapters fit no longer
-    base_method: ClassVar[Method | None] = None  # the method whose weights this one changes; they are made first
-    tuning_passes: ClassVar[int] = 0  # forward and backward over the text, with weights of `base_method`
     note: ClassVar[str] = ""  # for the manifest
 
     def __init__(self, job: QuantJob) -> None:
@@ -170,8 +169,24 @@ class CalibratedMethod:
 class Gptq(CalibratedMethod):
     """GPTQ in one forward pass: each linear is rounded when the hidden states of the quantised model reach it.
 
-    An expert that fewer tokens reach than it has inputs is rounded to nearest.
+    An expert that fewer tokens reach than it has inputs is rounded to nearest. A head of few bits is rounded by what
+    the float model's layers give it, because a table that it shares is stored before them.
     """
+
+    def __init__(self, job: QuantJob) -> None:
+        super().__init__(job)
+        self._job = job
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        head = next((tensor for tensor in part.tensors if tensor.name == head_name(self.model)), None)
+        if head is None or not (stored := self.recipe.format_of(head)).has_few_bits:
+            return super().choose(part)
+        rounding = RowRounding.by(head_moments(self._job), stored)
+
+        def rows_of(rows: slice) -> IntegerRows:
+            return IntegerRows(*(as_array(each) for each in rounding.rows(self.read(head.name, rows))))
+
+        return QuantizedPart(self.read, {}, {}, kept={head.module: rows_of})
 
     def choose_layer(self, part: WeightPart, layer: int) -> QuantizedPart:
         formats = self.formats(part)
@@ -215,6 +230,18 @@ class Gptq(CalibratedMethod):
             return values
         as_stored(values.cpu().numpy(), stored, tensor.name)
         return values.to(getattr(torch, stored.kind)).float()
+
+
+def head_moments(job: QuantJob) -> torch.Tensor:
+    """Return the second moments of the head's inputs in the float model, on some of the calibration text."""
+
+    def progress(done: int, total: int, what: str) -> None:
+        job.progress(done, total, f"head: {what}")
+
+    norm = job.read(decoder.last_norm(job.model))
+    passes = float_passes(job.model, job.calibration, job.read, progress, job.device)
+    found = [second_moments(decoder.final_norm(job.model, norm, hidden)) for hidden in passes]
+    return sum(found[1:], start=found[0])
 
 
 def method_names() -> list[str]:

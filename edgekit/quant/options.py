@@ -37,12 +37,12 @@ class QuantOptions(Frozen):
     )
     method: Annotated[str, AfterValidator(_installed), Option(metavar="NAME")] | None = Field(
         default=None,
-        description="rtn, gptq, awq, tuned, or a method that a package adds; without it, gptq with calibration text,"
+        description="rtn, gptq, awq, or a method that a package adds; without it, gptq with calibration text,"
         " else rtn.",
     )
     effort: Effort | None = Field(
         default=None,
-        description="quick rounds to nearest, to 8 bits without --recipe; normal calibrates, high tunes the scales too."
+        description="quick rounds to nearest, to 8 bits without --recipe; normal calibrates."
         " Without it, normal where that takes at most 15 minutes on this machine, else rounded.",
     )
     compute: Compute | None = Field(
@@ -58,11 +58,6 @@ class QuantOptions(Frozen):
     )
     sample_length: Annotated[int, Field(ge=2)] = Field(default=LENGTH, description="Tokens per calibration sequence.")
     report: SkipValidation[Reporter] = Reporter()
-
-    @property
-    def chosen_by(self) -> str | None:
-        """The method that was named or that `--effort high` means; None: as the calibration text says."""
-        return "tuned" if self.effort == "high" else self.method
 
     @property
     def weights(self) -> ContentStore | None:

@@ -36,6 +36,7 @@ from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.model.spec import ModelSpec
+from edgekit.plugins import SMOOTHING, load_own
 from edgekit.quant import shards as parts
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.compute import Compute, device_for, notes_of, on_device
@@ -43,7 +44,6 @@ from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantJob, QuantMethod, Rtn, find_method, is_calibrated, rescales
 from edgekit.quant.own_integers import Kept, rounded_notes
 from edgekit.quant.sensitivity import load_losses, predicted_losses, resolve_budget, save_losses
-from edgekit.quant.smoothing import SMOOTHED, smoothed_reader
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-QUANTISER = 4  # raised when integers get better or worse, not for processors that round otherwise: these are as good
+_SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained on others do not fit"
+QUANTISER = 5  # raised when integers get better or worse, not for processors that round otherwise: these are as good
 
 
 def neutral_weights(
@@ -99,10 +100,8 @@ def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.de
             raise InvalidInput(f"compute {compute}: rounding to the nearest is done by the processor; leave it out")
 
         def make(folder: Path) -> None:
-            first = find_method(method).base_method if is_calibrated(method) else None
-            base = _find_or_make(order._replace(method=first), store, compute) if first else None
             if computes:
-                on_device(compute, lambda device: _quantise(order._replace(device=device), tensors, folder, base))
+                on_device(compute, lambda device: _quantise(order._replace(device=device), tensors, folder))
             else:
                 _quantise(order, tensors, folder)
 
@@ -198,31 +197,27 @@ def _key(order: Order) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
-    """Fill `folder` after existing shards, the manifest last. `base`: weights that the method changes."""
+def _quantise(order: Order, tensors: SourceTensors, folder: Path) -> None:
+    """Fill `folder` after existing shards, the manifest last."""
     if not (folder / MANIFEST).exists():
-        _make(order, tensors, folder, base)
+        _make(order, tensors, folder)
     parts.remove_working_files(folder)
 
 
-def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None) -> None:
+def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
     read = (
         parts.reader(tensors, order.model, order.device) if order.device else parts.array_reader(tensors, order.model)
     )
     if order.recipe.smooth:
+        smoothed_reader = load_own(SMOOTHING)
         read = smoothed_reader(order.recipe, order.model, _text(order), read, folder, order.progress, order.device)
-    if base is None:
-        recipe = _recipe_within_budget(order, read, folder)
-        notes = _notes(order, recipe, tensors)
-    else:
-        recipe, notes = base.recipe, base.manifest.notes
+    recipe = _recipe_within_budget(order, read, folder)
+    notes = _notes(order, recipe, tensors)
     chooser: QuantMethod = Kept(tensors, read, recipe) if order.method == "kept" else Rtn(read)
     if is_calibrated(order.method) and order.calibration and order.device:
         method = find_method(order.method)
         notes = (*notes, method.note) if method.note else notes
-        chooser = method(
-            QuantJob(order.model, recipe, order.calibration, read, order.device, folder, order.progress, base)
-        )
+        chooser = method(QuantJob(order.model, recipe, order.calibration, read, order.device, order.progress))
     every_part = parts.parts_of(order.model)
     shards = [parts.shard_name(part.number, len(every_part)) for part in every_part]
     _need_room(order.model, recipe, folder)
@@ -267,7 +262,9 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
         return order.recipe
     path = folder / _LOSSES
     if not path.exists():
-        losses = predicted_losses(order.recipe, order.model, _text(order), read, order.progress, order.device)
+        losses = predicted_losses(
+            order.recipe, order.model, _text(order), read, order.progress, order.device, by_gptq=order.method == "gptq"
+        )
         save_losses(path, losses)
         return_unused()
     return resolve_budget(order.recipe, order.model, load_losses(path))
@@ -284,7 +281,7 @@ def _notes(order: Order, recipe: Recipe, tensors: SourceTensors) -> tuple[str, .
     notes = (
         *source_notes(order.source.quantised_as, recipe),
         *_budget_notes(order, recipe),
-        *(SMOOTHED,) * recipe.smooth,
+        *(_SMOOTHED,) * recipe.smooth,
     )
     if recipe.keeps is None:
         return notes
@@ -301,7 +298,7 @@ def _budget_notes(order: Order, recipe: Recipe) -> tuple[str, ...]:
         return (
             f"the rules alone take {bits_per_weight(order.model, recipe):.2f} bits per weight; nothing was promoted",
         )
-    return (f"{promoted} linears were promoted to s8 by their sensitivity on {text}",)
+    return (f"{promoted} matrices were promoted to s8 by their sensitivity on {text}",)
 
 
 def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str, ...]:

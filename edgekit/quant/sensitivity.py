@@ -1,15 +1,16 @@
-"""Sensitivity of the loss on calibration text to each linear: one backward pass of the float model, layer by layer.
+"""Sensitivity of the loss on calibration text to each matrix: one backward pass of the float model, layer by layer.
 
 The predicted loss of a linear is the second-order term ½·E[(g·δW x)²] of rounding it to nearest, where g is the
-gradient at the linear's output. A bit budget goes to the linears that gain most for their extra bytes.
+gradient at the linear's output. That of the head is half the variance of its logits' changes, and a table that it
+shares adds ½·E[(g·δe)²] for the embeddings of tokens. A bit budget goes to what gains most for its extra bytes.
 
-Some sequences of the text suffice to rank linears.
+Some sequences of the text suffice to rank matrices.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +21,18 @@ from edgekit.contracts.recipe import Format, Recipe, Rule, budget_bytes, has_flo
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.backward import PIECES, TwoPasses, capped, head_blocks, head_name, sequences_at_once
+from edgekit.quant.backward import (
+    PIECES,
+    TwoPasses,
+    capped,
+    embedding_rows,
+    head_blocks,
+    head_name,
+    sequences_at_once,
+)
 from edgekit.quant.compute import product_on
+from edgekit.quant.gptq import gptq
+from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.rtn import blocks, dequantise, in_parallel, round_to_nearest
 from edgekit.quant.shards import ReadRows, WeightPart, held_as_one, parts_of
 
@@ -31,6 +42,11 @@ if TYPE_CHECKING:
     from edgekit.quant.calibration import Calibration
 
 SCORED_TOKENS = 4096  # enough to rank linears
+
+_LEFT = 0.25  # of the loss of rounding linears to nearest, what GPTQ leaves: 0.25 to 0.28 on two models
+# A head keeps 4 bits where that leaves less than this share of the loss: promoting linears saves less than predicted.
+_SURE = 0.8
+_SAMPLED_ROWS = 2048  # of the head, to see what GPTQ leaves of its loss
 
 PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats per token
 
@@ -42,10 +58,13 @@ def predicted_losses(
     read: ReadRows,
     progress: Progress,
     device: torch.device | None = None,
+    *,
+    by_gptq: bool = False,
 ) -> PredictedLosses:
-    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text.
+    """Return the predicted loss of each linear and of the head, from two passes over some of the calibration text.
 
-    `read` gives tensors on `device`; None: the processor.
+    `read` gives tensors on `device`; None: the processor. `by_gptq`: the head is rounded by GPTQ, which may leave a
+    tenth of its loss, and so it is predicted in proportion to what GPTQ leaves of linears.
     """
     import torch
 
@@ -64,6 +83,8 @@ def predicted_losses(
     formats = {tensor.module: recipe.format_of(tensor) for tensor in model.tensors() if tensor.is_linear}
     losses: dict[str, float] = {}
     changes: dict[str, torch.Tensor] = {}  # of the weights of this layer's linears by rounding
+    head = next(tensor for tensor in model.tensors() if tensor.name == head_name(model))
+    at_head = _HeadLoss(model, read, recipe.format_of(head), by_gptq)
 
     def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if formats[module].has_few_bits:
@@ -74,10 +95,59 @@ def predicted_losses(
 
     for batch in batches:
         passes = TwoPasses(model, read, batch, tick, multiply)
-        pieces = zip(torch.split(passes.forward(), at_once), torch.split(batch, at_once), strict=True)
-        passes.backward(torch.cat([_head_gradient(model, read, *piece) for piece in pieces]), add)
+        hidden = passes.forward()
+        pieces = zip(torch.split(hidden, at_once), torch.split(batch, at_once), strict=True)
+        gradient = torch.cat([_head_gradient(model, read, *piece, at_head) for piece in pieces])
+        at_head.add(batch, hidden, passes.backward(gradient, add))
+    if at_head.stored.has_few_bits:
+        losses[head.module] = at_head.loss(ids.numel())
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
+
+
+class _HeadLoss:
+    """Twice the summed loss of rounding the head, and the table that it shares, to `stored`."""
+
+    def __init__(self, model: ModelSpec, read: ReadRows, stored: Format, by_gptq: bool) -> None:
+        self._model, self._read, self.stored, self._by_gptq = model, read, stored, by_gptq
+        self.variance: float | None = None  # of a token's logits; one piece of the text shows it
+        self._lookups = 0.0
+        self._moments: list[torch.Tensor] = []  # of every other sequence, and of the rest
+
+    def add(self, ids: torch.Tensor, hidden: torch.Tensor, at_embedding: torch.Tensor) -> None:
+        """Add a batch's part: its hidden states after the last layer, and the gradient at its embeddings."""
+        model, read = self._model, self._read
+        if self.stored.has_few_bits and model.tied:
+            rows = embedding_rows(parts_of(model)[0], read, ids).flatten(0, 1)
+            moved = decoder.embed(model, _change(rows, self.stored)) * at_embedding.flatten(0, 1)
+            self._lookups += float(moved.sum(-1).square().sum())
+        if self.stored.has_few_bits and self._by_gptq:
+            inputs = decoder.final_norm(model, read(decoder.last_norm(model)), hidden)
+            halves = [second_moments(inputs[start::2]) for start in (0, 1)]
+            if self._moments:
+                halves = [sum_ + more for sum_, more in zip(self._moments, halves, strict=True)]
+            self._moments = halves
+
+    def loss(self, tokens: int) -> float:
+        """Return the loss of so many tokens; by GPTQ, relative to what GPTQ leaves of linears, which is left out there.
+
+        What GPTQ chose for the head is, where tokens look it up, as far off as by rounding.
+        """
+        variance = (self.variance or 0.0) * tokens
+        if not self._moments:
+            return variance + self._lookups
+        return (variance * self._left_by_gptq(*self._moments) + self._lookups) / _LEFT
+
+    def _left_by_gptq(self, chosen_by: torch.Tensor, judged_by: torch.Tensor) -> float:
+        """Return the share of the head's loss by rounding that GPTQ leaves on other text, seen on some of its rows."""
+        import torch
+
+        matrix, step = head_name(self._model), max(1, self._model.vocab_size // _SAMPLED_ROWS)
+        picked = range(0, self._model.vocab_size, step)
+        rows = torch.cat([self._read(matrix, slice(row, row + 1)) for row in picked])
+        (chosen,) = gptq([rows], chosen_by, self.stored)
+        nearest = lost_outputs(_change(rows, self.stored), judged_by)
+        return lost_outputs(dequantise(*chosen) - rows, judged_by) / nearest if nearest else 1.0
 
 
 def _change(weights: torch.Tensor, stored: Format) -> torch.Tensor:
@@ -98,8 +168,40 @@ def spread(ids: torch.Tensor) -> torch.Tensor:
     return ids[torch.linspace(0, len(ids) - 1, count).round().long().to(ids.device)]
 
 
-def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the summed next-token loss at the last layer's output, by an online softmax."""
+def float_passes(
+    model: ModelSpec,
+    calibration: Calibration,
+    read: ReadRows,
+    progress: Callable[[int, int, str], None],
+    device: torch.device | None = None,
+    observe: decoder.Observe = decoder.ignore,
+) -> Iterator[torch.Tensor]:
+    """Run the float model over some of the calibration text; yield the hidden states after its last layer.
+
+    `observe` is called with each linear's module and its inputs.
+    """
+    import torch
+
+    ids = spread(torch.tensor(calibration.sequences).to(device))
+    batches = torch.split(ids, PIECES * sequences_at_once(model, ids.shape[1]))
+    done = 0
+
+    def tick(what: str) -> None:
+        nonlocal done
+        progress(done, len(batches) * len(model.layers), what)
+        done += 1
+
+    for batch in batches:
+        yield TwoPasses(model, read, batch, tick, product_on(ids.device)).forward(observe)
+
+
+def _head_gradient(
+    model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: torch.Tensor, head: _HeadLoss
+) -> torch.Tensor:
+    """Return the gradient of the summed next-token loss at the last layer's output, by an online softmax.
+
+    The first piece also gives `head` the variance of the changes of its logits by rounding.
+    """
     import torch
 
     matrix, norm = head_name(model), read(decoder.last_norm(model))
@@ -109,12 +211,19 @@ def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: 
     rows, targets = normed.detach().flatten(0, 1), ids[:, 1:].flatten()
     greatest = torch.full_like(rows[:, :1], -torch.inf)
     total, pulled = torch.zeros_like(greatest), torch.zeros_like(rows)
+    mean, square = torch.zeros_like(greatest), torch.zeros_like(greatest)
+    is_first = head.stored.has_few_bits and head.variance is None
     for rows_of_head in head_blocks(model):
         block = read(matrix, rows_of_head)
         logits, slope = capped(model, rows @ block.T)
         higher = torch.maximum(greatest, logits.amax(-1, keepdim=True))
         shrunk, shares = (greatest - higher).exp(), (logits - higher).exp_()
         total.mul_(shrunk).add_(shares.sum(-1, keepdim=True))
+        if is_first:
+            moved = rows @ _change(block, head.stored).T
+            moved = moved if slope is None else moved * slope
+            mean.mul_(shrunk).add_((shares * moved).sum(-1, keepdim=True))
+            square.mul_(shrunk).add_((shares * moved.square_()).sum(-1, keepdim=True))
         pulled.mul_(shrunk).addmm_(shares if slope is None else shares * slope, block)
         greatest = higher
     seen, where = torch.unique(targets, return_inverse=True)
@@ -122,6 +231,7 @@ def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: 
     _, slope = capped(model, (rows * pulling).sum(-1, keepdim=True))
     at_norm = pulled / total - (pulling if slope is None else pulling * slope)
     (at_input,) = torch.autograd.grad(normed, before, at_norm.view_as(normed))
+    head.variance = float((square / total - (mean / total).square()).mean()) if is_first else head.variance
     return torch.cat([at_input, torch.zeros_like(hidden[:, :1])], dim=1)
 
 
@@ -135,8 +245,18 @@ def load_losses(path: Path) -> PredictedLosses:
     return {name: float(loss) for name, loss in read_json(path).items()}
 
 
+def _within(room: int, order: Sequence[Promotion]) -> dict[str, float]:
+    """Return the modules of the promotions that fit, and what each saves of the loss."""
+    promoted: dict[str, float] = {}
+    for each in order:
+        if each.extra_bytes <= room:
+            promoted |= dict.fromkeys(each.modules, each.loss / len(each.modules))
+            room -= each.extra_bytes
+    return promoted
+
+
 class Promotion(NamedTuple):
-    """Four-bit linears to promote together: the predicted loss of rounding them, and the extra bytes of eight bits."""
+    """Four-bit matrices to promote together: the predicted loss of rounding them, and the extra bytes of eight bits."""
 
     modules: tuple[str, ...]
     loss: float
@@ -144,7 +264,7 @@ class Promotion(NamedTuple):
 
 
 def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> Recipe:
-    """Return `recipe` with a rule for every linear that is promoted to s8, within the recipe's byte budget.
+    """Return `recipe` with a rule for every matrix that is promoted to s8, within the recipe's byte budget.
 
     If the rules alone exceed the budget, nothing is promoted. Where embedding and head stay in float, as
     servers need them, linears that servers hold as one tensor are promoted together.
@@ -152,11 +272,13 @@ def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) ->
     budget = budget_bytes(recipe, model)
     assert budget is not None
     room = budget - weight_bytes(model, recipe)
-    promoted: set[str] = set()
-    for each in sorted(_promotions(recipe, model, losses), key=lambda each: -each.loss / each.extra_bytes):
-        if each.extra_bytes <= room:
-            promoted.update(each.modules)
-            room -= each.extra_bytes
+    order = sorted(_promotions(recipe, model, losses), key=lambda each: -each.loss / each.extra_bytes)
+    # A head may be larger than all linears before it, so it comes first or not at all.
+    head = [each for each in order if each.modules == (head_name(model).removesuffix(".weight"),)]
+    linears = [each for each in order if each not in head]
+    with_head, without = _within(room, [*head, *linears]), _within(room, linears)
+    whole, saved = sum(each.loss for each in order), sum(without.values())
+    promoted = without if whole - saved < _SURE * (whole - sum(with_head.values())) else with_head
     rules = tuple(
         Rule(pattern=tensor.module, format=Format(kind="s8")) for tensor in model.tensors() if tensor.module in promoted
     )
@@ -166,7 +288,8 @@ def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) ->
 def _promotions(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> list[Promotion]:
     together = has_float_embedding(recipe, model)
     promotions: list[Promotion] = []
-    for group in (group for part in parts_of(model)[1:-1] for group in _groups(part, together)):
+    head = [tensor for tensor in model.tensors() if tensor.name == head_name(model)]
+    for group in [head, *(group for part in parts_of(model)[1:-1] for group in _groups(part, together))]:
         coarse = [tensor for tensor in group if recipe.format_of(tensor).has_few_bits]
         if coarse:
             loss = sum(losses[tensor.module] for tensor in coarse)

@@ -54,7 +54,6 @@ KINDS = {"code": "code.txt", "prose": "prose.txt", "chat": "chat.jsonl"}
 WINDOW = 256
 ROWS = 128  # positions whose logits are compared at a time
 LLAMA_CPP = "llama.cpp"
-TUNED_GPTQ = "gptq, tuned"  # --effort high
 AT_BYTES = " at the bytes of "  # a budget that promotes linears until the bytes of a format of llama.cpp are used
 FORMATS = {"Q4_0": 2, "IQ4_XS": 30, "Q4_K_M": 15, "Q5_K_M": 17}  # name → llama_ftype
 INSTALL = "pip install cyllama==0.2.18"
@@ -87,7 +86,7 @@ def cases() -> list[Case]:
     for name in ("balanced", "s4-g32", "s4-g128", "small"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
     found += [Case(name, "none") for name in (*NATIVE_RECIPES, SMALL.name)]
-    found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
+    found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none")]
     found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "Q4_K_M")]
     found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
     found.append(Case("balanced-smooth", "gptq", "int8 a token"))  # its inputs are made for this rounding
@@ -282,7 +281,7 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
     recipe = recipe_of(source, case.recipe, options)
     if recipe.is_native():
         return Subject(native_floats(source, recipe).__getitem__, weight_bytes(source.spec, recipe))
-    calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
+    calibrated = case.method in ("gptq", "awq")
     text = (
         calibration_for(source, [recipe], QuantOptions(calibrate=DEFAULT_TEXT, samples=options.samples))
         if calibrated
@@ -291,7 +290,7 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
     weights = neutral_weights(
         source,
         recipe,
-        method="tuned" if case.method == TUNED_GPTQ else case.method,
+        method=case.method,
         calibration=text,
         store=ContentStore(options.work / "weights"),
     )

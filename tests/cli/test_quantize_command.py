@@ -26,7 +26,7 @@ from edgekit.common.files import boot_id
 from edgekit.common.progress import Reporter
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source
 from edgekit.quant import effort
 from edgekit.quant.effort import DEFAULT_TEXT, calibration_text, estimated_seconds
@@ -253,13 +253,3 @@ def test_four_bits_are_calibrated_by_default_where_that_takes_a_quarter_of_an_ho
 def test_the_announced_time_grows_with_the_text() -> None:
     spec = open_source("demo").spec
     assert estimated_seconds(spec, 100_000) > 2 * estimated_seconds(spec, 10_000) > 0
-    assert estimated_seconds(spec, 100_000, tuning_passes=3) > 2 * estimated_seconds(spec, 100_000)
-
-
-def test_effort_high_refuses_what_it_could_not_tune() -> None:
-    source = open_source("demo")
-    with pytest.raises(InvalidInput, match="--effort high tunes scales of four bits, and the recipe has none"):
-        calibration_text(None, None, "high", source, [named_recipe("s8")])
-    with pytest.raises(InvalidInput, match="leave out --method awq or --effort"):
-        calibration_text(None, "awq", "high", source, [named_recipe("s4-g32")])
-    assert calibration_text(None, None, "high", source, [named_recipe("balanced")]) == DEFAULT_TEXT

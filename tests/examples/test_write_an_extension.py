@@ -93,7 +93,7 @@ def test_its_method_chooses_other_integers_than_rounding(tmp_path: Path, capsys:
     name = "model.layers.1.mlp.down_proj"
     assert (weighted.integers(name) != nearest.integers(name)).any()
     assert typed(*asked, "--method", "loud", "-o", tmp_path / "unknown") == 2
-    assert "--method: 'loud' is not installed; known: awq, gptq, rtn, tuned, weighted" in capsys.readouterr().err
+    assert "--method: 'loud' is not installed; known: awq, gptq, rtn, weighted" in capsys.readouterr().err
     assert typed(*asked, "--method", "weighted", "--effort", "quick", "-o", tmp_path / "quick") == 2
     assert "leave out --method weighted or --effort" in capsys.readouterr().err
 

@@ -112,12 +112,12 @@ def rule_text(count: int = 8, length: int = 32, vocabulary: int = 160) -> Calibr
     )
 
 
-def made(folder: Path, store: str, device: Any, method: Any, *, tunes: bool = False) -> NeutralWeights:
+def made(folder: Path, store: str, device: Any, method: Any) -> NeutralWeights:
     text = rule_text()
     return neutral_weights(
         folder / "model",
         named_recipe("balanced" if method == "gptq" else "s4-g32"),
-        method="tuned" if tunes else method,
+        method=method,
         calibration=text,
         store=ContentStore(folder / store),
         compute=device,
@@ -159,17 +159,6 @@ def test_another_device_chooses_the_same_integers(
     assert sum(differing) / len(differing) < 0.1
     lost = [sum(each.output_error or 0 for each in made.manifest.statistics.values()) for made in (ours, theirs)]
     assert lost[1] == pytest.approx(lost[0], rel=0.02)
-
-
-def test_another_device_tunes_scales(tmp_path: Path) -> None:
-    kind, config = models.EVERY["llama"]
-    models.write_model(tmp_path / "model", kind, config)
-    with other_device() as device:
-        plain = made(tmp_path, "theirs", device, "gptq")
-        tuned = made(tmp_path, "theirs", device, "gptq", tunes=True)
-    changed = [name for name in plain.modules() if (plain.scales(name) != tuned.scales(name)).any()]
-    assert changed
-    assert all((plain.integers(name) == tuned.integers(name)).all() for name in changed)
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])

@@ -29,18 +29,19 @@ from edgekit.apps.handover.served_models import handover, refuse_split
 from edgekit.common.content_store import ContentStore
 from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
-from edgekit.contracts.recipe import Format, Recipe, bits_per_weight, budget_bytes, named_recipe, weight_bytes
+from edgekit.contracts.recipe import Format, Recipe, Rule, bits_per_weight, budget_bytes, named_recipe, weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.methods.quant import awq
 from edgekit.model.source import open_source
 from edgekit.quant import compute, pipeline as quantise, reference_decoder as decoder, shards as parts
+from edgekit.quant.backward import head_name
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
-from edgekit.quant.sensitivity import predicted_losses
+from edgekit.quant.sensitivity import float_passes, predicted_losses
 from examples.benchmarks import quantisation_cost
 
 pytestmark = pytest.mark.quantize
@@ -69,6 +70,27 @@ def test_gptq_loses_less_of_the_outputs_than_rounding_to_nearest(stored: Format)
     ours = lost_outputs(dequantise(*gptq([weights], hessian, stored)[0]) - weights, hessian)
     nearest = lost_outputs(dequantise(*round_to_nearest(weights, stored)) - weights, hessian)
     assert ours < 0.5 * nearest
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama untied, with biases"])
+def test_a_head_of_few_bits_is_rounded_by_its_inputs(tmp_path: Path, family: str) -> None:
+    models.write_model(tmp_path / "model", *models.EVERY[family])
+    source, recipe = open_source(tmp_path / "model"), Recipe(name="all", rules=(Rule(pattern="*", format=S4),))
+    floats = TensorFolder.open(tmp_path / "model")
+
+    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+        return torch.from_numpy(floats.floats(name, rows))
+
+    norm = read(decoder.last_norm(source.spec))
+    passes = float_passes(source.spec, calibration_of(), read, no_progress)
+    hessian = sum(second_moments(decoder.final_norm(source.spec, norm, hidden)) for hidden in passes)
+    lost = {}
+    for method in ("rtn", "gptq"):
+        text = None if method == "rtn" else calibration_of()
+        weights = neutral_weights(source, recipe, calibration=text, store=ContentStore(tmp_path / "store"))
+        name = head_name(source.spec)
+        lost[method] = lost_outputs(torch.from_numpy(weights.tensor(name)) - read(name), hessian)
+    assert lost["gptq"] < 0.9 * lost["rtn"]
 
 
 @pytest.mark.parametrize("case", ["a dead input", "no input at all", "fewer rows than inputs", "huge inputs"])
@@ -210,7 +232,7 @@ def test_a_budget_below_the_rules_measures_no_losses(tmp_path: Path, monkeypatch
     """A backward pass of the whole model would choose among no linears."""
     kind, config = models.FAMILIES["qwen3"]
     models.write_model(tmp_path / "model", kind, config)
-    monkeypatch.setattr(quantise, "predicted_losses", lambda *_: pytest.fail("losses were measured"))
+    monkeypatch.setattr(quantise, "predicted_losses", lambda *_, **__: pytest.fail("losses were measured"))
     recipe = named_recipe("s4-g64").model_copy(update={"name": "to 2", "bits_per_weight": 2.0})
     weights = neutral_weights(
         tmp_path / "model", recipe, calibration=calibration_of(), method="rtn", store=ContentStore(tmp_path / "store")
@@ -283,7 +305,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
     kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
-    calibration, recipe = calibration_of(count=3), named_recipe("s4-g32")
+    calibration, recipe = calibration_of(count=3), Recipe(name="all", rules=(Rule(pattern="*", format=S4),))
     tensors = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in spec.tensors()}
 
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
@@ -298,7 +320,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
         outputs[name] = values
         values.retain_grad()
 
-    hidden = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
+    hidden = at_embedding = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
     side_inputs = decoder.layer_inputs(spec, ids, hidden.detach(), read)
     for index in range(len(spec.layers)):
         prefix = f"{spec.prefix}layers.{index}."
@@ -327,7 +349,16 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
         expected = 0.5 * float((moved * gradient).sum(-1).square().mean())
         assert ours[linear] == pytest.approx(expected, rel=5e-3)
     linears = {t.module for t in spec.tensors() if t.role == "linear" and t.name.startswith(f"{spec.prefix}layers.")}
-    assert set(ours) == linears
+    assert set(ours) == {*linears, matrix.removesuffix(".weight")}
+    rows = tensors[matrix]
+    coarse = dequantise(*round_to_nearest(rows, S4))
+    moved = (decoder.head(spec, tensors[f"{spec.prefix}norm.weight"], coarse, hidden) - logits).detach()
+    shares = logits[:, :-1].softmax(-1).detach()
+    expected = float(((shares * moved[:, :-1].square()).sum(-1) - (shares * moved[:, :-1]).sum(-1).square()).mean())
+    if spec.tied:
+        first = decoder.embed(spec, (coarse - rows)[ids]) * at_embedding.grad
+        expected += float(first.sum(-1).square().mean())
+    assert ours[matrix.removesuffix(".weight")] == pytest.approx(0.5 * expected, rel=5e-2)  # softcaps are not linear
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4"])
@@ -362,7 +393,7 @@ def test_sensitivity_is_measured_once_for_a_resumed_run(tmp_path: Path, monkeypa
     models.write_model(tmp_path / "model", kind, config)
     calls: list[int] = []
     whole = quantise.predicted_losses
-    monkeypatch.setattr(quantise, "predicted_losses", lambda *given: calls.append(1) or whole(*given))
+    monkeypatch.setattr(quantise, "predicted_losses", lambda *given, **named: calls.append(1) or whole(*given, **named))
 
     def stop(done: float, total: float, what: str) -> None:
         if what.startswith("neutral weights: layer 1"):

@@ -91,7 +91,7 @@ def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
     assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
     assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep")
     assert "--effort and --store: nothing" in refusal("demo", "--to", "vllm", "--effort", "quick", "--store", "x")
-    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "high", "--method", "awq")
+    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "normal", "--method", "awq")
     assert ignored.endswith("leave out --method and --effort")
 
 

@@ -16,24 +16,15 @@ import numpy as np
 
 from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
-from edgekit.contracts.recipe import Recipe
-from edgekit.model.spec import ModelSpec
-from edgekit.quant.backward import PIECES, TwoPasses, sequences_at_once
-from edgekit.quant.compute import product_on
-from edgekit.quant.folds import Fold, folds_of
-from edgekit.quant.sensitivity import spread
-from edgekit.quant.shards import ReadRows
+from edgekit.quant_methods import Calibration, Fold, ModelSpec, ReadRows, Recipe, float_passes, folds_of
 
 if TYPE_CHECKING:
     import torch
-
-    from edgekit.quant.calibration import Calibration
 
     Factors = Mapping[str, torch.Tensor]  # of a fold's inputs, by the first module that reads them
 
 LOUD = 3.0  # a channel is loud if its largest input is more than three times the median channel's
 POWER = 0.7  # its factor is the excess to this power
-SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained on others do not fit"
 _FACTORS = ".smoothing.npz"
 
 
@@ -65,23 +56,18 @@ def smoothing_factors(
     import torch
 
     folds = dict(_folds(recipe, model))
-    ids = spread(torch.tensor(calibration.sequences).to(device))
-    batches = torch.split(ids, PIECES * sequences_at_once(model, ids.shape[1]))
-    done, total = 0, len(batches) * len(model.layers)
     largest: dict[str, torch.Tensor] = {}
-
-    def tick(what: str) -> None:
-        nonlocal done
-        progress(done, total, f"smoothing: {what}")
-        done += 1
 
     def observe(module: str, inputs: torch.Tensor) -> None:
         if module in folds:
             found = inputs.abs().flatten(0, -2).amax(0)
             largest[module] = torch.maximum(largest.get(module, found), found)
 
-    for batch in batches:
-        TwoPasses(model, read, batch, tick, product_on(ids.device)).forward(observe)
+    def smoothing(done: int, total: int, what: str) -> None:
+        progress(done, total, f"smoothing: {what}")
+
+    for _ in float_passes(model, calibration, read, smoothing, device, observe):
+        pass
     return {module: _factors(largest[module]) for module in folds}
 
 
