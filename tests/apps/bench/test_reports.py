@@ -100,7 +100,7 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
     assert read_report(tmp_path / "lines.json").measurements == whole.measurements
     (tmp_path / "one.json").write_text(whole.measurements[0].model_dump_json(indent=1))
     assert read_report(tmp_path / "one.json").measurements == whole.measurements[:1]
-    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}]}
+    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}], "tasks": {"results": []}}
     (tmp_path / "older.json").write_text(json.dumps(older, indent=1))
     assert read_report(tmp_path / "older.json").measurements == whole.measurements, "a former version's recipes"
     (tmp_path / "other.json").write_text(json.dumps({"kind": "other"}))

@@ -9,7 +9,6 @@ from edgekit.apps.bench.report.cells import Table, number, seconds, size
 from edgekit.apps.bench.report.compare import Comparison
 from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
 from edgekit.apps.bench.report.results import Report
-from edgekit.apps.bench.report.task_tables import comparisons_table, public_tasks_table
 from edgekit.apps.bench.statistics import median, shown_summary
 from edgekit.common.units import show_bytes
 
@@ -30,10 +29,6 @@ def tables(report: Report) -> Iterator[Table]:
         yield quality_table(report.evaluations)
     if any(each.tasks for each in report.evaluations):
         yield tasks_table(report.evaluations)
-    if report.tasks is not None:
-        yield public_tasks_table(report.tasks)
-        if report.tasks.comparisons:
-            yield comparisons_table(report.tasks)
     if not all(each.is_sound for each in report.evaluations):
         yield checks_table(report.evaluations)
     for figures in report.tables:
