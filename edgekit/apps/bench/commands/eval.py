@@ -61,7 +61,7 @@ def command(
     from edgekit.apps.bench.report.results import Report
     from edgekit.apps.bench.report.tables import notes_of
 
-    files.check(charts=False)
+    files.check()
     tasks = read_tasks(subject.tasks) if subject.tasks is not None else None
     with progress_display() as progress:
         evaluation = evaluate(

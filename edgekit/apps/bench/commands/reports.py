@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -29,33 +28,23 @@ class ReportFiles(Frozen):
     )
     forms: ClassVar[tuple[str, ...]] = (".json", ".html", ".md")
 
-    def check(self, *, charts: bool = True) -> None:
+    def check(self) -> None:
         """Check before the work that every file has a known form and can be written."""
         for path in self.output:
             if path.suffix not in self.forms:
                 raise InvalidInput(f"--output {path}: the suffix says the form; give one of {', '.join(self.forms)}")
             check_output(path)
-        if charts and any(path.suffix == ".html" for path in self.output):
-            from edgekit.apps.bench.report.charts import check_charts
-
-            check_charts()
 
     def write(self, report: Report, **others: Callable[[], bytes]) -> None:
-        """Write every file; a page links to the JSON file. `others` makes further forms, by suffix without the dot."""
+        """Write every file. `others` makes further forms, by suffix without the dot."""
         from edgekit.apps.bench.report.markdown import markdown
         from edgekit.apps.bench.report.page import page
         from edgekit.apps.bench.report.results import to_json
 
-        data = next((path for path in self.output if path.suffix == ".json"), None)
+        texts = {".json": to_json, ".html": page, ".md": markdown}
         for path in self.output:
-            if path.suffix == ".html":
-                link = os.path.relpath(data, path.parent) if data is not None else None
-                content = page(report, link).encode()
-            elif path.suffix in (".json", ".md"):
-                content = (to_json if path.suffix == ".json" else markdown)(report).encode()
-            else:
-                content = others[path.suffix.removeprefix(".")]()
-            write_output(path, content)
+            text = texts.get(path.suffix)
+            write_output(path, text(report).encode() if text else others[path.suffix.removeprefix(".")]())
 
 
 def show_measurements(measurements: Sequence[Measurement]) -> None:
