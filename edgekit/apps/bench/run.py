@@ -8,7 +8,6 @@ from pathlib import Path
 from edgekit import Artifact, OpenOptions, open_artifact
 from edgekit.apps.bench.artifact_subjects import Adapter, predicted_s, subject_of_artifact
 from edgekit.apps.bench.conditions import conditions
-from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import CONTENDED_SHARE, Machine
 from edgekit.apps.bench.measurement import Conditions, Measurement
 from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
@@ -57,7 +56,6 @@ def bench(
         subjects,
         workload,
         machine,
-        meter(),
         lambda: measure_conditions(machine),
         loads=loads,
         is_busy=_is_busy(machine.others_share()),

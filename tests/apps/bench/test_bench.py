@@ -19,7 +19,6 @@ from hypothesis import given, settings, strategies as st
 
 from edgekit import OpenOptions
 from edgekit.apps.bench.artifact_subjects import subject_of_artifact
-from edgekit.apps.bench.energy import Meter, meter
 from edgekit.apps.bench.machine import Disturbance, Machine, verdict
 from edgekit.apps.bench.measurement import Measurement, Trial
 from edgekit.apps.bench.peers.program import __file__ as program
@@ -69,7 +68,6 @@ class Arena:
             subjects,
             measured.workload(**workload),
             machine,
-            Meter([], "a test"),
             measured.conditions,
             loads=loads,
             progress=progress,
@@ -102,8 +100,6 @@ def test_an_undisturbed_run_is_valid_and_complete(arena: Arena) -> None:
     assert case.roofline is not None
     done = operations_per_token(fake_model()) * case.summary["prefill_tokens_per_s"].median
     assert case.matrix_share == pytest.approx(done / 1e11)
-    assert found.energy_source is None
-    assert any("energy: not measured" in note for note in found.notes)
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
@@ -122,7 +118,7 @@ def test_subjects_alternate(arena: Arena) -> None:
     subjects = [arena.subject("A"), arena.subject("B", seed=1)]
     machine = measured.StillMachine()
     BenchRun(
-        subjects, measured.workload(repeats=3, warmups=0), machine, Meter([], ""), measured.conditions, loads=1,
+        subjects, measured.workload(repeats=3, warmups=0), machine, measured.conditions, loads=1,
         progress=progress,
     ).run()  # fmt: skip
     assert seen == ["A", "B", "B", "A", "A", "B"]
@@ -203,7 +199,7 @@ def test_a_machine_that_stays_busy_gets_no_further_repetitions(arena: Arena) -> 
 def test_no_trial_is_repeated_on_a_busy_machine(arena: Arena) -> None:
     machine = measured.StillMachine(disturbed=[Disturbance(0.0, 0.9)] * 9)
     run = BenchRun(
-        [arena.subject("one")], measured.workload(repeats=3), machine, Meter([], ""), measured.conditions, loads=1,
+        [arena.subject("one")], measured.workload(repeats=3), machine, measured.conditions, loads=1,
         is_busy=True, progress=no_progress,
     )  # fmt: skip
     assert len(run.run()[0].cases[0].trials) == 3
@@ -347,9 +343,7 @@ AGENT = Workload(
 
 def _agent(arena: Arena, **opening: Any) -> list[Trial]:
     subjects, machine = [arena.subject("one", **opening)], measured.StillMachine()
-    (found,) = BenchRun(
-        subjects, AGENT, machine, Meter([], "a test"), measured.conditions, loads=1, progress=no_progress
-    ).run()
+    (found,) = BenchRun(subjects, AGENT, machine, measured.conditions, loads=1, progress=no_progress).run()
     assert found.status == "valid", found.why
     return list(found.cases[0].trials)
 
@@ -561,28 +555,6 @@ def test_samples_with_ties_differ_by_their_pairs(one: list[float], other: list[f
 def test_samples_of_a_damaged_store_are_compared_without_their_pairs() -> None:
     """A million values on each side: their 10**12 pairs would take days."""
     assert differ(range(10**6), range(10**6)) == pytest.approx(1.0)
-
-
-def test_a_rapl_counter_may_wrap(tmp_path: Path) -> None:
-    folder = tmp_path / "sys/class/powercap/intel-rapl:0"
-    folder.mkdir(parents=True)
-    (folder / "name").write_text("package-0\n")
-    (folder / "max_energy_range_uj").write_text("1000000\n")
-    (folder / "energy_uj").write_text("900000\n")
-    found = meter(tmp_path, opened=lambda: None)
-    assert found.source == "RAPL package-0"
-    before = found.joules()
-    (folder / "energy_uj").write_text("100000\n")
-    after = found.joules()
-    assert before is not None
-    assert after is not None
-    assert after - before == pytest.approx(0.2)
-
-
-def test_missing_energy_counters_are_named(tmp_path: Path) -> None:
-    found = meter(tmp_path, opened=lambda: None)
-    assert found.joules() is None
-    assert found.why == "no RAPL counters; no NVML energy counter"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who used the cores")

@@ -254,7 +254,7 @@ def conditions_table(measurements: Sequence[Measurement]) -> Table:
     """Show the conditions, one run per row; columns that no machine reports are left out."""
     head = (
         "workload", "measured at (UTC)", "machine", "system", "load average", "power", "temperature", "core frequency",
-        "memory read before", "after", "energy", "versions",
+        "memory read before", "after", "versions",
     )  # fmt: skip
     rows: dict[tuple[str, ...], None] = {}
     for one in measurements:
@@ -270,7 +270,6 @@ def conditions_table(measurements: Sequence[Measurement]) -> Table:
             f"{now.frequency_mhz:g} MHz" if now.frequency_mhz is not None else "",
             f"{now.read_gb_s:g} GB/s" if now.read_gb_s else "",
             f"{now.read_gb_s_after:g} GB/s" if now.read_gb_s_after else "",
-            one.energy_source or "",
             ", ".join(f"{name} {version}" for name, version in now.versions.items()),
         ] = None
     kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
