@@ -88,7 +88,6 @@ def _plan(
         model_sha256=subject.config_sha256,
         recipe=subject.recipe,
         kv_format=taken.load.kv_format,
-        activation_format=request.activation_format,
         gpu=group.gpu.name,
         layout=taken.layout,
         context=taken.load.context,
@@ -105,13 +104,11 @@ def _plan(
         draft=request.draft,
         drafter=request.drafter,
         rejected=rejected,
-        notes=(*subject.notes, *_notes(taken, request)),
+        notes=(*subject.notes, *_notes(taken)),
     )
 
 
-def _notes(taken: LayoutCandidate, request: ServerRequest) -> Iterator[str]:
-    if request.activation_format == "int8":
-        yield "inputs of linears in s8 are rounded to 8 bits, token by token; speed is predicted as with 16"
+def _notes(taken: LayoutCandidate) -> Iterator[str]:
     if taken.layout.prefill:
         yield "a split into prefill and decode steadies the time between tokens; it does not raise throughput"
     if taken.layout.gpus > taken.layout.tensor * taken.layout.pipeline and not taken.layout.prefill:
@@ -172,9 +169,7 @@ def _fix(subject: ServerSubject, candidate: LayoutCandidate, violation: Violatio
     if what == "context":
         return f"--context {subject.model.max_positions}"
     if what == "fp8":
-        return "a GPU from Ada on (L4, L40S, H100, …), or another recipe and --kv-format auto"
-    if what == "int8":
-        return "a GPU before Blackwell (A100, L40S, H100, …), or --activation-format auto"
+        return "a GPU from Ada on (L4, L40S, H100, …), or --kv-format auto"
     return _for_load(subject, candidate, what, request)
 
 
