@@ -34,9 +34,6 @@ _ANSWER_S = 30.0  # for a device to answer; a phone that wakes up takes some
 
 class LabRunOptions(Frozen):
     resume: str | None = Field(default=None, description="Continue this run; `last` is the newest of the lab.")
-    cluster: Annotated[str | None, Option(name="ray", metavar="ADDRESS")] = Field(
-        default=None, description="Export models on this Ray cluster; `local` starts one."
-    )
 
 
 class RunsFile(Frozen):
@@ -146,10 +143,8 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
         lab = read_lab(file)
         if choice.resume is None:
             name = new_run()
-            kept.begin(name, lab, entries_of(lab, _artifacts(lab, choice.cluster)), time())
+            kept.begin(name, lab, entries_of(lab, _artifacts(lab)), time())
         else:
-            if choice.cluster is not None:
-                raise InvalidInput("--ray: a resumed run has its artifacts already; leave it out")
             name = _newest(kept, lab.name) if choice.resume == "last" else choice.resume
             lab = kept.lab(name)
         click.echo(f"run {name}", err=True)
@@ -276,12 +271,12 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
     return {device.name: connect(device, [Path(folder) for folder in lab.profiles]) for device in lab.devices}
 
 
-def _artifacts(lab: Lab, cluster: str | None = None) -> dict[str, list[Path]]:
+def _artifacts(lab: Lab) -> dict[str, list[Path]]:
     """Return the artifacts that each device measures; a model is exported once per distinct plan."""
     from edgekit.apps.lab.exports import exported
 
     with progress_display() as progress:
-        made = exported(lab, home() / "lab", progress, cluster)
+        made = exported(lab, home() / "lab", progress)
     return {name: [*map(Path, lab.artifacts), *paths] for name, paths in made.items()}
 
 

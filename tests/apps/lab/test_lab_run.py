@@ -146,7 +146,7 @@ def test_a_device_that_stays_hot_backs_off_and_reports_it(
     waited: list[float] = []
     wait = Event.wait
     monkeypatch.setattr(Event, "wait", lambda self, timeout=None: waited.append(timeout) or wait(self, timeout))
-    run_lab(lab, store, run, fakes(lab, device_0=hot), watch=told.append, clock=Clock(beat_s=60.0))
+    run_lab(lab, store, run, fakes(lab, device_0=hot), watch=told.append)
     # Two cells were asked twice each, both stayed throttled, and the third came back cool.
     assert [seconds for seconds in waited if seconds is not None and seconds < 0.01] == [0.001, 0.002, 0.004, 0.005]
     assert [one.why for one in told if "still hot" in one.why] == ["still hot; waits 0 s"] * 2
@@ -170,7 +170,7 @@ def test_a_result_that_is_delivered_twice_counts_once(store: LabStore, tmp_path:
 
 def test_a_clock_that_jumps_changes_nothing(store: LabStore, tmp_path: Path) -> None:
     ticks = count()
-    jumping = Clock(now=lambda: 1e9 * (-1) ** next(ticks), beat_s=0.001, back_off_s=0.0)
+    jumping = Clock(now=lambda: 1e9 * (-1) ** next(ticks), back_off_s=0.0)
     lab = lab_of(tmp_path, 2)
     run = begun(store, lab)
     run_lab(lab, store, run, fakes(lab), clock=jumping)
@@ -241,7 +241,7 @@ def victim(path: Path, folder: Path, run: str, commit: int, after: bool) -> None
             return getattr(self._base, name)
 
     store._base = Dying(store._base)  # type: ignore[assignment]
-    run_lab(lab, store, run, fakes(lab), clock=Clock(beat_s=60.0, back_off_s=0.0))
+    run_lab(lab, store, run, fakes(lab), clock=Clock(back_off_s=0.0))
     os._exit(7)
 
 
