@@ -17,7 +17,7 @@ from edgekit.apps.handover.bundle import check_bundle, write_bundle
 from edgekit.apps.handover.make import plan_server, recipe_for
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.table import LAYOUT_HEAD, layout_rows
+from edgekit.apps.handover.servers.resolver import LAYOUT_HEAD, layout_rows
 from edgekit.commands import CALIBRATION, SomeFields, draw, options, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option

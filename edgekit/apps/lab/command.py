@@ -23,6 +23,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 if TYPE_CHECKING:
     from edgekit.apps.lab.devices import LabDevice
     from edgekit.apps.lab.matrix import Lab
+    from edgekit.apps.lab.run import EntryEvent
     from edgekit.apps.lab.store import LabStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -136,7 +137,6 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
 
     from edgekit.apps.lab.matrix import entries_of, read_lab
     from edgekit.apps.lab.run import new_run, run_lab
-    from edgekit.apps.lab.watching import watching
 
     files.check()
     with _opened(kept_in.store) as kept:
@@ -149,8 +149,7 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
             lab = kept.lab(name)
         click.echo(f"run {name}", err=True)
         try:
-            with watching(lab, kept, name) as watch:
-                run_lab(lab, kept, name, _connected(lab), watch=watch)
+            run_lab(lab, kept, name, _connected(lab), watch=tell)
         except KeyboardInterrupt:
             click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
@@ -278,6 +277,12 @@ def _artifacts(lab: Lab) -> dict[str, list[Path]]:
     with progress_display() as progress:
         made = exported(lab, home() / "lab", progress)
     return {name: [*map(Path, lab.artifacts), *paths] for name, paths in made.items()}
+
+
+def tell(event: EntryEvent) -> None:
+    """Print an event of a run as a line on stderr."""
+    entry = f"  {event.entry.id}  {event.entry.workload}, {event.entry.artifact}" if event.entry else ""
+    click.echo(f"{event.device}: {event.state}{entry}{': ' + event.why if event.why else ''}", err=True)
 
 
 def _newest(store: LabStore, lab: str) -> str:

@@ -12,12 +12,11 @@ import pytest
 from browser import Browser, browser, chromium
 
 from edgekit.apps.bench.eval.evaluation import Check, Evaluation, TaskScore
-from edgekit.apps.bench.report.cells import number
 from edgekit.apps.bench.report.headline import headline
 from edgekit.apps.bench.report.markdown import escaped, markdown
 from edgekit.apps.bench.report.page import page
 from edgekit.apps.bench.report.results import Figures, Report, read_report, to_json
-from edgekit.apps.bench.report.tables import conditions_table, formats_table, notes_of, speed_table, tables
+from edgekit.apps.bench.report.tables import conditions_table, formats_table, notes_of, number, speed_table, tables
 from edgekit.common.divergence import Divergence
 
 EVIL = '<img src="http://attacker.example/x" onerror=alert(1)>|`*_[x](http://attacker.example)'

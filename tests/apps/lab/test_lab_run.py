@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import _thread
-import io
 import multiprocessing
 import os
 import signal
-import sys
 from itertools import count
 from pathlib import Path
 from threading import Barrier, Event
@@ -16,12 +14,12 @@ import pytest
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of, lost
 
 from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.lab.command import tell
 from edgekit.apps.lab.devices import DeviceLimits
 from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import rows_of
 from edgekit.apps.lab.run import Clock, EntryEvent, run_lab
 from edgekit.apps.lab.store import AttemptEnd, LabStore
-from edgekit.apps.lab.watching import watching
 from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, WorkloadFailed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the tests end processes by signals")
@@ -271,30 +269,13 @@ def test_a_kill_at_any_commit_loses_and_duplicates_nothing(tmp_path: Path, after
     assert survived and commit > 16
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_a_row_for_each_device_and_elsewhere_each_event_is_a_line(
-    store: LabStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("TERM", "xterm"), ("COLUMNS", "120"), ("NO_COLOR", "1")):
-        monkeypatch.setenv(name, value)
+def test_each_event_is_a_line(store: LabStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = lab_of(tmp_path, 2)
-    for screen in (Terminal(), io.StringIO()):
-        monkeypatch.setattr(sys, "stderr", screen)
-        run = begun(store, lab)
-        with watching(lab, store, run) as watch:
-            run_lab(lab, store, run, fakes(lab, device_1=lost), watch=watch, clock=QUICK)
-        shown = [line.split() for line in screen.getvalue().replace("│", " ").splitlines()]
-        if screen.isatty():
-            rows = [line for line in shown if line[:1] in (["device-0"], ["device-1"])]
-            assert rows[-2:] == [["device-0", "4", "0", "0", "0"], ["device-1", "0", "0", "0", "4"]]
-            assert "device-1: lost: device-1: gone" in screen.getvalue()
-        else:
-            assert [line[:2] for line in shown].count(["device-0:", "done"]) == 4
-            assert "device-1: quarantined: not tried any more: 3\n" in screen.getvalue()
+    run = begun(store, lab)
+    run_lab(lab, store, run, fakes(lab, device_1=lost), watch=tell, clock=QUICK)
+    shown = capsys.readouterr().err
+    assert [line.split()[:2] for line in shown.splitlines()].count(["device-0:", "done"]) == 4
+    assert "device-1: quarantined: not tried any more: 3\n" in shown
 
 
 def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:

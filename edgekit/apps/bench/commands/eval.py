@@ -57,9 +57,8 @@ def command(
     """
     from edgekit.apps.bench.eval.evaluate import BUNDLED_TEXT, evaluate
     from edgekit.apps.bench.eval.local_tasks import read_tasks
-    from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
     from edgekit.apps.bench.report.results import Report
-    from edgekit.apps.bench.report.tables import notes_of
+    from edgekit.apps.bench.report.tables import checks_table, notes_of, quality_table, tasks_table
 
     files.check()
     tasks = read_tasks(subject.tasks) if subject.tasks is not None else None

@@ -16,8 +16,8 @@ from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edgekit.apps.bench.measurement import Measurement
-    from edgekit.apps.bench.report.cells import Table
     from edgekit.apps.bench.report.results import Report
+    from edgekit.apps.bench.report.tables import Table
 
 
 class ReportFiles(Frozen):

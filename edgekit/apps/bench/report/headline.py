@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import CaseResult, Measurement
-from edgekit.apps.bench.report.cells import number, seconds
 from edgekit.apps.bench.report.results import Report
+from edgekit.apps.bench.report.tables import number, seconds
 from edgekit.apps.bench.statistics import SIGNIFICANT, ShownSummary, differ, shown_summary, values_of
 from edgekit.common.units import show_bytes
 

@@ -17,13 +17,13 @@ from edgekit.apps.handover.servers.layouts import (
 )
 from edgekit.apps.handover.servers.ranks import Load, ServerSubject, group_that_divides
 from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.table import layout_table
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import DEFAULT_CONTEXT, Failure, Violation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, InvalidInput, quote_short
 
 _CONTEXT_STEP = 256
+LAYOUT_HEAD = ("gpus", "layout", "a GPU", "tok/s each", "why not → the smallest change that helps")
 
 
 def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: ServerRequest) -> ServerPlan:
@@ -240,3 +240,29 @@ def _most(limit: int, passes: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def layout_table(rejected: Sequence[RejectedLayout]) -> str:
+    """Return one line for each failure."""
+    rows = [LAYOUT_HEAD, *(row for each in rejected for row in layout_rows(each))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(LAYOUT_HEAD) - 1)]
+    lines = (
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
+def layout_rows(rejected: RejectedLayout) -> list[tuple[str, ...]]:
+    """Return the row of a layout with its first failure, then a row for each further one."""
+    why = [
+        f"{failure.what}: {failure.found}, allowed {failure.allowed} → {failure.cure}" for failure in rejected.failures
+    ]
+    first = (
+        f"{rejected.gpu}x{rejected.layout.gpus}",
+        str(rejected.layout),
+        show_bytes(rejected.memory.total_bytes) if rejected.memory else "",
+        f"{rejected.speed.tokens_per_s_each:g}" if rejected.speed else "",
+        (why or [rejected.reason])[0],
+    )
+    return [first, *(("", "", "", "", line) for line in why[1:])]
