@@ -53,7 +53,7 @@ class SubjectInfo(Frozen):
     keep: _Text | None = None  # the scorer by which a window keeps tokens; None: the newest are kept
     exact: bool = False
     draft: str | None = None  # the drafter
-    adapter: str | None = None  # a LoRA that every request uses
+    adapter: object = Field(None, exclude=True)  # of an older version
     sequences: Annotated[int, Field(ge=1)] = 1  # concurrent requests
     prefix_bytes: _Count = 0  # size of the prefix cache, which the requests of one trial share
 

@@ -35,7 +35,6 @@ from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.testing import fake_model
-from edgekit.testing.adapters import write_adapter
 
 
 @dataclass
@@ -44,13 +43,13 @@ class Arena:
 
     folder: Path
 
-    def subject(self, name: str, seed: int = 0, *, adapter: Any = None, **opening: Any) -> PreparedSubject:
+    def subject(self, name: str, seed: int = 0, **opening: Any) -> PreparedSubject:
         place = self.folder / name
         if not place.exists():
             measured.fake(place, seed=seed)
         codec = read_codec(place)
         return PreparedSubject(
-            subject_of_artifact(place, OpenOptions(**opening), name, adapter=adapter),
+            subject_of_artifact(place, OpenOptions(**opening), name),
             fake_model(vocabulary=codec.vocabulary),
             lambda text, begins: codec.encode(text, add_special_tokens=begins),
         )
@@ -374,12 +373,6 @@ def test_users_share_only_the_beginning_of_a_prompt() -> None:
     assert len({each.prompt[-1].seed for each in (request, one, other)}) == 3
 
 
-def test_an_adapter_that_does_not_fit_is_refused_before_the_run(arena: Arena) -> None:
-    write_adapter(arena.folder / "lora", arena.subject("one").model, rank=4)
-    with pytest.raises(Unsupported, match="export it again with --adapter-rank 4"):
-        arena.subject("one", adapter=("formal", arena.folder / "lora"))
-
-
 def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.apps.bench import subject_program as arm_program
 
@@ -395,12 +388,9 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
         (["--kv-bits", "0"], "must be at least 1"),
         (["-o", "report.txt"], "give one of .json, .html, .md"),
         (["--prefixes", "lots"], "is not a size"),
-        (["--adapter", "lora"], "unknown adapter 'lora'"),
-        (["--adapter", "lora="], "give NAME=PATH"),
         (["-o", "/dev/null/a.md"], "cannot be written"),
         (["--peer-python", "python3"], "name one with --against"),
         (["--prefixes", ""], "is not a size"),
-        (["--adapter", ""], "give NAME=PATH"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

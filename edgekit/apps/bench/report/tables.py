@@ -245,7 +245,6 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
         is_same = info.formats.same_integers and info.weights_sha256 in (None, first)
         engine = f"{info.engine} {info.engine_version}".strip()
         engine += f", draft {info.draft}" if info.draft else ""
-        engine += f", adapter {info.adapter}" if info.adapter else ""
         engine += f", {info.sequences} requests at once" if info.sequences > 1 else ""
         engine += f", prefixes up to {show_bytes(info.prefix_bytes)}" if info.prefix_bytes else ""
         kept = f"window {info.window}, {info.sinks} sinks" if info.window else f"{info.context:,} tokens"
