@@ -132,7 +132,6 @@ def test_llama_3_70b_on_four_gpus_holds_it_but_not_64_full_contexts() -> None:
     fewer = int(failure.cure.partition("→ ")[2].partition(";")[0])
     assert planned(LLAMA_3_70B, "A100x4", sequences=fewer).layout == ParallelLayout(tensor=4)
     assert of(planned(LLAMA_3_70B, "A100x4", sequences=fewer + 1).rejected, tensor=4).failures[0].what == "KV"
-    assert "KV" in error.table and "TP 4" in error.table
 
 
 def test_fp8_kv_is_offered_where_it_makes_the_cache_fit() -> None:

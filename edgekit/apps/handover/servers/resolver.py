@@ -29,7 +29,7 @@ LAYOUT_HEAD = ("gpus", "layout", "a GPU", "tok/s each", "why not → the smalles
 def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: ServerRequest) -> ServerPlan:
     """Return the plan of the first group of GPUs that carries the load, in its fastest layout.
 
-    Raises `DoesNotFit` with the table of all layouts.
+    Raises `DoesNotFit` with all layouts.
     """
     _check(subject, groups, request)
     load = Load(
@@ -46,12 +46,8 @@ def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: 
     if taken is None:
         where = ", ".join(map(str, groups))
         near = nearest(rejected)
-        raise DoesNotFit(
-            f"{quote_short(subject.source)} cannot be served on {where} as asked"
-            + (f"; nearest: {near}" if near else ""),
-            layout_table(rejected),
-            {where: rejected},
-        )
+        message = f"{quote_short(subject.source)} cannot be served on {where} as asked"
+        raise DoesNotFit(message + (f"; nearest: {near}" if near else ""), rejected={where: rejected})
     return _plan(subject, taken, rejected, request)
 
 
@@ -240,17 +236,6 @@ def _most(limit: int, passes: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def layout_table(rejected: Sequence[RejectedLayout]) -> str:
-    """Return one line for each failure."""
-    rows = [LAYOUT_HEAD, *(row for each in rejected for row in layout_rows(each))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(LAYOUT_HEAD) - 1)]
-    lines = (
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)
 
 
 def layout_rows(rejected: RejectedLayout) -> list[tuple[str, ...]]:
