@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from edgekit import OpenOptions, open_artifact
-from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
+from edgekit.apps.bench.commands.reports import ReportFiles, show_report
 from edgekit.commands import (
     OPENING,
     SectionedCommand,
@@ -104,14 +104,15 @@ def command(
                 machine=machine,
                 progress=progress,
             )
-    files.write(Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements)))
+    report = Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements))
+    files.write(report)
     if not as_json and all(each.status == "failed" for each in measurements):
         raise TargetFailed(measurements[0].why)
     if as_json:
         for each in measurements:
             click.echo(each.model_dump_json())
     else:
-        show_measurements(measurements)
+        show_report(report)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
     if choice.share is not None:
         from edgekit.apps.bench.sharing import share

@@ -8,9 +8,10 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit.apps.bench.commands.reports import ReportFiles, show, show_notes
+from edgekit.apps.bench.commands.reports import ReportFiles, show_report
 from edgekit.commands import SectionedCommand, json_option, options, progress_display
 from edgekit.common.base import Frozen
+from edgekit.errors import InvalidInput
 
 
 class EvalSubject(Frozen):
@@ -58,9 +59,12 @@ def command(
     from edgekit.apps.bench.eval.evaluate import BUNDLED_TEXT, evaluate
     from edgekit.apps.bench.eval.local_tasks import read_tasks
     from edgekit.apps.bench.report.results import Report
-    from edgekit.apps.bench.report.tables import checks_table, notes_of, quality_table, tasks_table
 
     files.check()
+    if subject.tasks is not None and not subject.tasks.exists():
+        raise InvalidInput(
+            f"--tasks {subject.tasks}: no such file; public tasks are asked by lm-eval, of `edgekit serve`"
+        )
     tasks = read_tasks(subject.tasks) if subject.tasks is not None else None
     with progress_display() as progress:
         evaluation = evaluate(
@@ -77,12 +81,7 @@ def command(
     if as_json:
         click.echo(evaluation.model_dump_json())
     else:
-        show(quality_table([evaluation]))
-        if evaluation.tasks:
-            show(tasks_table([evaluation]))
-        if not evaluation.is_sound:
-            show(checks_table([evaluation]))
-        show_notes(notes_of(report))
+        show_report(report)
         if read.text is None and evaluation.model != "demo":
             click.echo(f"measured on {BUNDLED_TEXT}; --text FILE measures on a text like your users'")
         kept = f"kept as {evaluation.fact}" if evaluation.fact else "not kept: it was not compared with its model"

@@ -15,7 +15,6 @@ from edgekit.common.options import Option
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edgekit.apps.bench.measurement import Measurement
     from edgekit.apps.bench.report.results import Report
     from edgekit.apps.bench.report.tables import Table
 
@@ -47,26 +46,14 @@ class ReportFiles(Frozen):
             write_output(path, text(report).encode() if text else others[path.suffix.removeprefix(".")]())
 
 
-def show_measurements(measurements: Sequence[Measurement]) -> None:
-    """Print the headline and tables of speed, drafting, memory and formats; report files have memory by class too."""
+def show_report(report: Report) -> None:
+    """Print the headline, the tables and the notes; report files have memory by class and the conditions too."""
     from edgekit.apps.bench.report.headline import headline
-    from edgekit.apps.bench.report.results import Report
-    from edgekit.apps.bench.report.tables import (
-        formats_table,
-        memory_table,
-        notes_of,
-        speculation_table,
-        speed_table,
-    )
+    from edgekit.apps.bench.report.tables import notes_of, tables
 
-    report = Report(title="", measurements=tuple(measurements))
     new_console().print(headline(report).sentence, markup=False)
-    for workload in dict.fromkeys(one.workload for one in measurements):
-        show(speed_table([one for one in measurements if one.workload == workload], workload))
-    if any(one.speculation for one in measurements):
-        show(speculation_table(measurements))
-    show(memory_table(measurements))
-    show(formats_table(measurements))
+    for table in tables(report, brief=True):
+        show(table)
     show_notes(notes_of(report))
 
 

@@ -24,7 +24,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; border-top:
 table { display: block; overflow-x: auto; border-collapse: collapse; font-size: .85rem;
   font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--grid);
-  min-width: 5.5rem; max-width: 22rem; }
+  min-width: 6rem; max-width: 22rem; }
 th { color: var(--quiet); font-weight: 500; }
 """
 

@@ -35,8 +35,8 @@ def size(count: int | None) -> str:
     return "" if count is None else show_bytes(count)
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Return every table of the report, speed first."""
+def tables(report: Report, *, brief: bool = False) -> Iterator[Table]:
+    """Return every table of the report, speed first. `brief`: without memory by class and conditions."""
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for workload in workloads:
         yield speed_table([one for one in report.measurements if one.workload == workload], workload)
@@ -44,7 +44,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield speculation_table(report.measurements)
     if report.measurements:
         yield memory_table(report.measurements)
-        if any(one.memory.classes for one in report.measurements):
+        if not brief and any(one.memory.classes for one in report.measurements):
             yield classes_table(report.measurements)
         yield formats_table(report.measurements)
     if report.evaluations:
@@ -55,7 +55,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield checks_table(report.evaluations)
     for figures in report.tables:
         yield Table(figures.title, figures.head, figures.rows, figures.source)
-    if report.measurements:
+    if report.measurements and not brief:
         yield conditions_table(report.measurements)
 
 
