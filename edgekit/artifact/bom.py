@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -26,12 +26,10 @@ _NOT_STATED = "not stated by the source"
 _TERMS = {"gemma": "https://ai.google.dev/gemma/terms"}  # licences that SPDX does not list
 
 
-def bill_of_materials(
-    manifest: Manifest, sha256: str | None = None, energy: Mapping[str, float] | None = None
-) -> bytes:
+def bill_of_materials(manifest: Manifest, sha256: str | None = None) -> bytes:
     """Return the bill of an artifact as JSON; equal facts give equal bytes.
 
-    `sha256` is the artifact's; None while it is being sealed. `energy`: measured joules per token, by phase.
+    `sha256` is the artifact's; None while it is being sealed.
     """
     plan, origin = manifest.plan, manifest.origin or ModelOrigin()
     model: dict[str, Any] = {
@@ -41,7 +39,7 @@ def bill_of_materials(
         "version": origin.revision or manifest.weights_sha256[:12],
         "description": f"{plan.model.name} as {plan.built_as} for {plan.device}",
         "hashes": [{"alg": "SHA-256", "content": sha256 or manifest.weights_sha256}],
-        "modelCard": _model_card(manifest, origin, energy),
+        "modelCard": _model_card(manifest, origin),
         "properties": _properties(manifest, origin, sha256),
     }
     if origin.licence:
@@ -75,7 +73,7 @@ def bill_of_materials(
     return (json.dumps(bill, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[str, float] | None = None) -> bytes:
+def model_card(manifest: Manifest, sha256: str | None = None) -> bytes:
     """Return a model card in Markdown."""
     plan, origin = manifest.plan, manifest.origin or ModelOrigin()
     made = plan.quantisation
@@ -91,7 +89,6 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
         ("Context", f"{plan.context:,} tokens"),
         ("Memory", f"{show_bytes(plan.estimate.total_bytes)} predicted for {plan.sequences} at a time"),
         *((name, f"{value} ({basis})") for name, value, basis in _figures(manifest)),
-        *((f"Energy, {phase}", f"{joules:g} J for each token, measured") for phase, joules in (energy or {}).items()),
         ("Self-check", manifest.self_check),
         ("Weights", f"sha256 {manifest.weights_sha256}"),
     ]
@@ -106,7 +103,7 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
     return ("\n".join(lines) + "\n").encode()
 
 
-def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, float] | None) -> dict[str, Any]:
+def _model_card(manifest: Manifest, origin: ModelOrigin) -> dict[str, Any]:
     plan, made = manifest.plan, manifest.plan.quantisation
     is_encoder = plan.model.encoder is not None
     vector = f"vector of {plan.model.vector_size} numbers" if is_encoder else "text"
@@ -122,7 +119,7 @@ def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, fl
         if origin.calibration_sha256:
             data["contents"] = {"properties": [{"name": "edgekit:sha256", "value": origin.calibration_sha256}]}
         parameters["datasets"] = [data]
-    card: dict[str, Any] = {
+    return {
         "modelParameters": parameters,
         "quantitativeAnalysis": {
             "performanceMetrics": [
@@ -130,16 +127,6 @@ def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, fl
             ]
         },
     }
-    if energy:
-        card["considerations"] = {
-            "environmentalConsiderations": {
-                "properties": [
-                    {"name": f"edgekit:energy_joules_per_token:{phase}", "value": f"{joules:g}"}
-                    for phase, joules in sorted(energy.items())
-                ]
-            }
-        }
-    return card
 
 
 def _figures(manifest: Manifest) -> Sequence[tuple[str, str, str]]:

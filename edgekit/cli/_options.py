@@ -36,7 +36,7 @@ _SECTIONS = {
     "request": "Requirements and preferences",
     "opening": "Memory, windows and drafts", "answering": "The answer's form",
     "sampling": "Sampling", "stopping": "When an answer ends", "shown": "Output", "served": "Models",
-    "settings": "Access and limits", "read": "Text", "public": "Public tasks",
+    "settings": "Access and limits", "read": "Text",
 }  # fmt: skip
 
 

@@ -40,8 +40,6 @@ _KINDS = {
     "gguf": "config and tokenizer of GGUF files",
     "native": "builds of the native library",
     "real-models": "downloaded models",
-    "data-sets": "public data sets, for eval --tasks",
-    "task-answers": "answers to tasks, from which an interrupted eval --tasks continues",
     "facts": "what was measured and checked of artifacts",
     "hashes": "hashes of models' files",
     "quality": "measured quality of recipes",
@@ -187,7 +185,7 @@ def _paths() -> Iterator[tuple[str, Path]]:
             yield from ((kind, path) for path in (folder, home() / f".{kind}.gone") if path.is_dir())
         elif folder.is_dir():
             yield from ((kind, path) for path in folder.iterdir() if path.suffix != ".lock")
-    yield from (("data-sets", path) for path in home().glob(".fetching.*"))
+    yield from (("real-models", path) for path in home().glob(".fetching.*"))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Runs independent tasks in this process, one after the other, or on a Ray cluster.
+"""Runs independent tasks on a Ray cluster.
 
 Measurements never run on a cluster, because Ray's own processes take memory and time on every node.
 """
@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -43,27 +43,9 @@ def _ignore(index: int, result: object) -> None:
     """The default of `landed`: do nothing."""
 
 
-def in_order(
-    do: Callable[[Job, Progress], Result],
-    tasks: Sequence[Job],
-    progress: Progress,
-    landed: Callable[[int, Result | EdgekitError], None] = _ignore,
-) -> list[Result | EdgekitError]:
-    """Run the tasks one after the other in this process."""
-    results = []
-    for index, task in enumerate(tasks):
-        results.append(_run_task(do, task, progress))
-        landed(index, results[-1])
-    return results
-
-
-def executor_of(address: str | None, folders: Sequence[Path]) -> AbstractContextManager[Executor]:
-    """Return a context with `in_order`, or an executor on the Ray cluster at `address`; nodes must see `folders`."""
-    return nullcontext(in_order) if address is None else _cluster(address, folders)
-
-
 @contextmanager
-def _cluster(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
+def executor_of(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
+    """Connect to the Ray cluster at `address`; its nodes must see `folders`."""
     _check_address(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -148,15 +130,10 @@ class _Cluster:
 
 def _remote_task(do: Callable[[Job, Progress], Result], task: Job) -> tuple[Result | None, str | None]:
     """Run one task in a worker. Errors are returned as text, because not all of ours can be pickled."""
-    results = _run_task(do, task, lambda *_: None)
-    return (None, str(results)) if isinstance(results, EdgekitError) else (results, None)
-
-
-def _run_task(do: Callable[[Job, Progress], Result], task: Job, progress: Progress) -> Result | EdgekitError:
     try:
-        return do(task, progress)
+        return do(task, lambda *_: None), None
     except EdgekitError as error:
-        return error
+        return None, str(error)
 
 
 def _check_nodes(ray: Any, folders: Sequence[Path]) -> None:

@@ -19,7 +19,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 NumberFormat = Literal[
-    "s3", "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
+    "s3", "s4", "s8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs",
 ]  # fmt: skip
 ScaleFormat = Literal["bfloat16", "float16", "float32"]
@@ -29,7 +29,7 @@ AS_IS = "as-is"  # the recipe of another tool's GGUF file, which is opened as it
 SMOOTH = "-smooth"  # suffix of the recipes that make channels alike
 SMALL_MODEL = 300_000_000  # parameters
 SMALL_BITS = 3.5  # a weight, at most, of the recipe `small`
-INTEGER_BITS = {"s3": 3, "s4": 4, "s8": 8, "fp8": 8}
+INTEGER_BITS = {"s3": 3, "s4": 4, "s8": 8}
 _FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 _NATIVE_GROUPS: tuple[tuple[NumberFormat, int], ...] = (("nvfp4", 16), ("mxfp4", 32))
 # Bits of the integers, and bits of scale (and bias) that each group adds. The affine ones are of older artifacts.
@@ -60,7 +60,7 @@ class Format(Frozen):
             raise ValueError(f"{self.kind} needs a group of 32, 64 or 128")
         if self.kind == "s8" and self.group not in (None, *GROUPS):
             raise ValueError("s8 takes a group of 32, 64 or 128, or none")
-        if (self.is_float or self.kind == "fp8") and self.group is not None:
+        if self.is_float and self.group is not None:
             raise ValueError(f"{self.kind} takes no group")
         if self.scales is not None and self.kind not in ("s4", "s8"):
             raise ValueError(f"{self.kind} takes no type of scales")
@@ -79,11 +79,6 @@ class Format(Frozen):
     def is_native(self) -> bool:
         """True for a vendor's format: quantised by the vendor from the float model, not packed from neutral weights."""
         return self.kind in _NATIVE or self.kind in GGUF_BLOCKS
-
-    @property
-    def has_int8_inputs(self) -> bool:
-        """True for integers that servers can multiply with inputs of 8 bits: s8 with one scale a row."""
-        return self.kind == "s8" and self.group is None
 
     def fitted(self, inputs: int) -> Format:
         """Return this format for rows of `inputs` values: a smaller group if this one does not divide, else s8."""
@@ -181,10 +176,6 @@ class Recipe(Frozen):
     def is_exact(self) -> bool:
         """Return True if nothing is quantised."""
         return all(rule.format.is_float for rule in self.rules)
-
-    def is_fp8(self) -> bool:
-        """Return True if a rule uses FP8, which only hand-overs support."""
-        return any(rule.format.kind == "fp8" for rule in self.rules)
 
     def is_native(self) -> bool:
         """Return True if a rule uses a vendor's format."""
@@ -327,9 +318,6 @@ RECIPES: dict[str, Recipe] = {
 # For devices that cannot hold 4 bits, as mlx packs it; llamacpp has other rules (`gguf_mixtures`).
 SMALL = Recipe(name="small", rules=_all("s3", 64))
 
-# Eight-bit floats (E4M3) with one scale per row, only for servers: no target supports them.
-FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
-
 # Placeholder for the recipe of a quantised source, which depends on its files (edgekit.quant.own_integers).
 KEEP = Recipe(name="keep", rules=(), keeps="the source's own integers")
 
@@ -355,12 +343,12 @@ _NAMED: dict[str, Recipe] = {
     **{f"{name}{SMOOTH}": smooth(base) for name, base in RECIPES.items() if not base.is_exact()},
     **NATIVE_RECIPES,
     **GGUF_RECIPES,
-    **{each.name: each for each in (SMALL, KEEP, FP8_RECIPE)},
+    **{each.name: each for each in (SMALL, KEEP)},
 }
 
 
 def named_recipe(name: str) -> Recipe:
-    """Return a built-in recipe, `KEEP`, `FP8_RECIPE` or a vendor's own format. Raises `UnknownName`."""
+    """Return a built-in recipe, `KEEP` or a vendor's own format. Raises `UnknownName`."""
     recipe = _NAMED.get(name)
     if recipe is None and _LLAMA_CPP.fullmatch(name):
         nearest = "s8" if name.lower().startswith("q8") else "s4-g32"

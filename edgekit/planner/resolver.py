@@ -164,9 +164,6 @@ def _with_recipe(
     target: Target, subject: PlanSubject, device: DeviceProfile, offers: list[Offer], request: PlanRequest
 ) -> Iterator[Offer]:
     """Yield the offers of one backend that the request allows; a custom recipe replaces the built-in ones."""
-    if request.recipe is not None and request.recipe.is_fp8():
-        runs = "has no FP8; `edgekit handover` gives it to servers: choose another recipe"
-        raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
     if request.recipe is None:
         named = (offer for offer in offers if not offer.recipe.is_rare())
         yield from (each for each in named if not subject.rounds or not needs_text(each.recipe, subject.model))

@@ -25,13 +25,8 @@ _TEXT_CLASSES = {
 }
 
 
-def neutral_config(
-    source: Mapping[str, Any], model: ModelSpec, recipe: Recipe, *, int8_inputs: bool = False
-) -> dict[str, Any]:
-    """Return the config of neutral weights of a source model, always as a text model.
-
-    `int8_inputs`: for servers that round the inputs of 8-bit integers too (`edgekit.apps.handover.int8_inputs`).
-    """
+def neutral_config(source: Mapping[str, Any], model: ModelSpec, recipe: Recipe) -> dict[str, Any]:
+    """Return the config of neutral weights of a source model, always as a text model."""
     text = source.get("text_config")
     if isinstance(text, dict):
         outer = {key: source[key] for key in _OUTER if key in source}
@@ -41,7 +36,7 @@ def neutral_config(
     if recipe.float_format.kind == "float16":
         # Servers take bfloat16 for float32, which is coarser than what is stored.
         config |= {key: "float16" for key in ("dtype", "torch_dtype") if config.get(key) == "float32"}
-    quantisation = quantization_config(model, recipe, int8_inputs=int8_inputs)
+    quantisation = quantization_config(model, recipe)
     return config | ({"quantization_config": quantisation} if quantisation else {})
 
 
@@ -64,7 +59,7 @@ def both_rope_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spellings.items() if key not in config}
 
 
-def quantization_config(model: ModelSpec, recipe: Recipe, *, int8_inputs: bool = False) -> dict[str, Any] | None:
+def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | None:
     """Return the config for compressed-tensors; None if everything is float.
 
     The most common format of the linears is the rule for `Linear`; every other quantised module is named.
@@ -88,8 +83,7 @@ def quantization_config(model: ModelSpec, recipe: Recipe, *, int8_inputs: bool =
     # compressed-tensors takes the first target that matches, so the general rule comes last.
     groups: dict[str, dict[str, Any]] = {}
     for module, stored in sorted(quantised.items(), key=lambda item: str(item[1]) == common):
-        rounds_inputs = stored.kind == "fp8" or (int8_inputs and stored.has_int8_inputs)
-        group = groups.setdefault(str(stored), {"targets": [], **_arguments(stored, rounds_inputs)})
+        group = groups.setdefault(str(stored), {"targets": [], **_arguments(stored)})
         if not (module in linears and str(stored) == common):
             group["targets"].append(module)
     if common is not None:
@@ -98,30 +92,18 @@ def quantization_config(model: ModelSpec, recipe: Recipe, *, int8_inputs: bool =
     ignored += [on_disk(model, tensor.module) for tensor in model.tensors() if tensor.role == "router"]
     if "lm_head" not in quantised and "lm_head" not in ignored:
         ignored.append("lm_head")  # loaders see a tied head as a Linear without stored weights
-    layouts = {_layout(group) for group in groups.values()}
-    if len(layouts) > 1:
-        groups = {name: group | {"format": _layout(group)} for name, group in groups.items()}
     return {
         "quant_method": "compressed-tensors",
-        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+        "format": "pack-quantized",
         "quantization_status": "compressed",
         "ignore": ignored,
         "config_groups": {f"group_{index}": group for index, group in enumerate(groups.values())},
     }
 
 
-def _arguments(stored: Format, rounds_inputs: bool) -> dict[str, Any]:
-    """Return the arguments of one format, for weights and, if they are rounded, for activations."""
-    common = {
-        "num_bits": INTEGER_BITS[stored.kind],
-        "type": "float" if stored.kind == "fp8" else "int",
-        "symmetric": True,
-    }
+def _arguments(stored: Format) -> dict[str, Any]:
+    """Return the arguments of the weights of one format."""
     grouped = {"strategy": "channel"} if stored.group is None else {"strategy": "group", "group_size": stored.group}
-    weights = {"weights": common | {"dynamic": False} | grouped}
-    return weights | ({"input_activations": common | {"strategy": "token", "dynamic": True}} if rounds_inputs else {})
-
-
-def _layout(group: Mapping[str, Any]) -> str:
-    """Return compressed-tensors' name for the stored layout of a group."""
-    return f"{group['weights']['type']}-quantized" if "input_activations" in group else "pack-quantized"
+    return {
+        "weights": {"num_bits": INTEGER_BITS[stored.kind], "type": "int", "symmetric": True, "dynamic": False} | grouped
+    }

@@ -144,8 +144,6 @@ def refuse_what_cannot_be(model: ModelSpec, recipe: Recipe) -> None:
     """Raise `Unsupported` for models and recipes that have no neutral weights."""
     if model.exportable is not None:
         raise Unsupported(f"{model.name}: {model.exportable}")
-    if recipe.is_fp8():
-        raise Unsupported(f"recipe {recipe.name}: FP8 is for servers: `edgekit handover --recipe fp8` writes it")
     if recipe.is_native():
         raise Unsupported(f"recipe {recipe.name} is a vendor's own format; neutral weights are s4, s8 and float")
 

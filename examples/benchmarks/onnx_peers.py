@@ -25,7 +25,6 @@ from edgekit_onnx import OnnxTarget
 
 from edgekit import OpenOptions
 from edgekit.apps.bench.artifact_subjects import subject_of_artifact
-from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import Machine
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.peers.subjects import peer_of
@@ -175,7 +174,6 @@ def main() -> None:
         ],
         workload,
         machine,
-        meter(),
         lambda: measure_conditions(machine),
         loads=2,
         progress=lambda done, total, what: print(f"{done / total:.0%} {what}", file=sys.stderr),

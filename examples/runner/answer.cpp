@@ -154,7 +154,6 @@ Answer answer(const std::string& folder, const std::string& question_path, const
     notes.emplace_back("computes with " + std::to_string(program.threads()) + " threads, " +
                        std::to_string(asked_threads) + " were planned");
   }
-  notes.emplace_back("energy: not measured: this runner reads no meter");
 
   Json::List told;
   const auto& asked_cases = question.at("cases").list("cases");
@@ -200,7 +199,6 @@ Answer answer(const std::string& folder, const std::string& question_path, const
       {"memory", memory},
       {"predicted", question.at("predicted")},
       {"cases", told},
-      {"energy_source", nullptr},
       {"notes", notes},
   };
   return {found.line(), status == "valid"};

@@ -103,14 +103,6 @@ def test_without_torch_calibrating_is_refused_with_the_cure(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, said = told(capsys, "bench", "absent", "-o", "report.html")
-    assert (code, said) == (2, "edgekit: charts need matplotlib; pip install 'edgekit[report]'\n")
-
-
 def test_chat_from_a_pipe_ends_at_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.cli import chat
 

@@ -20,9 +20,9 @@ import edgekit
 from edgekit import OpenOptions
 from edgekit.cli import _batch_on_ray, command
 from edgekit.cli._batch_on_ray import answer_on_ray, answer_task
-from edgekit.common.ray_map import Executor, in_order
+from edgekit.common.ray_map import Executor
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import InvalidInput, OutOfSpace, TargetFailed
+from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, TargetFailed
 
 LINES: list[dict[str, Any]] = [
     {"prompt": "the cat", "max_tokens": 9},
@@ -197,6 +197,18 @@ def prompts(tmp_path: Path) -> Path:
 
 def names_in(path: Path) -> list[str]:
     return [json.loads(line)["id"] for line in path.read_text().splitlines()]
+
+
+def in_order(do: Any, tasks: Any, progress: Any, landed: Any) -> list[Any]:
+    """Run tasks one after the other in this process."""
+    results = []
+    for index, task in enumerate(tasks):
+        try:
+            results.append(do(task, progress))
+        except EdgekitError as error:
+            results.append(error)
+        landed(index, results[-1])
+    return results
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch, execute: Executor = in_order) -> None:

@@ -21,7 +21,7 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.device.load import load_profile
 from edgekit.errors import DeviceUnreachable
 
-QUICK = Clock(beat_s=0.01, back_off_s=0.0)
+QUICK = Clock(back_off_s=0.0)
 Answer = Callable[["FakeDevice", int], Measurement | None]
 
 

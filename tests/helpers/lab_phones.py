@@ -82,7 +82,7 @@ def answer_to(question: RunnerJob, *, decode: float = 100.0, status: str = "vali
         workload=question.workload, workload_sha256=question.workload_sha256, load_s=(0.5,),
         conditions=conditions(power_source=None, temperature_c=None, not_told=("power source", "temperature")),
         memory=MemoryUse(peak_bytes=50 << 20, peak_counter="VmHWM of /proc/PID/status"),
-        predicted=question.predicted, cases=tuple(cases), energy_source=None,
+        predicted=question.predicted, cases=tuple(cases),
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def measurement(
     figures: dict[str, Any] = {
         "status": "valid", "subject": subject,
         "workload": "quick", "workload_sha256": "c" * 64, "conditions": conditions(),
-        "load_s": (0.5, 0.4, 0.4), "cases": (case,), "energy_source": None,
+        "load_s": (0.5, 0.4, 0.4), "cases": (case,),
         "memory": MemoryUse(peak_bytes=110 << 20, peak_counter="VmHWM of /proc/PID/status", anonymous_bytes=40 << 20),
         "predicted": Predicted(
             total_bytes=120 << 20, private_bytes=100 << 20, decode_tokens_per_s=900.0, prefill_tokens_per_s=None,

@@ -64,19 +64,19 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of Python in edgekit and targets": (74_543, lambda: lines_of(CODE)),
-    "of it the core, without apps and methods": (54_089, lambda: lines_of([path for path in CODE if is_core(path)])),
-    "functions with more than 7 parameters": (12, lambda: sum(parameters(each) > 7 for each in functions())),
+    "lines of Python in edgekit and targets": (72_039, lambda: lines_of(CODE)),
+    "of it the core, without apps and methods": (54_011, lambda: lines_of([path for path in CODE if is_core(path)])),
+    "functions with more than 7 parameters": (11, lambda: sum(parameters(each) > 7 for each in functions())),
     "lines of the longest function": (77, lambda: max(map(length, functions()))),
-    "options of all commands": (295, lambda: options(root, click.Context(root))),
+    "options of all commands": (286, lambda: options(root, click.Context(root))),
     "`# fmt: skip` in edgekit and targets": (
-        94,
+        90,
         lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
     ),
-    "files of less than 40 lines": (52, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
-    "lines of tests": (52_612, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
+    "files of less than 40 lines": (48, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
+    "lines of tests": (51_666, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
     "files of documentation": (
-        55,
+        54,
         lambda: sum(
             path.suffix in (".md", ".ipynb", ".svg", ".json", ".jsonl", ".py") for path in (ROOT / "docs").rglob("*")
         ),
@@ -94,7 +94,7 @@ AGAIN = {
     "a command loads or serves adapters, and keeps prefixes in a file": "adapters adapters prefixes prefixes",
     "a server has one limit for all models": "memory",
     "devices are shown and filtered by them": "entitlements os_version target",
-    "benchmarks have their own defaults, and runners without edgekit": "seed temperature window exact",
+    "benchmarks have their own defaults, and runners without edgekit": "window exact",
     "bytes of disk, and a database of measurements": "keep keep store",
 }
 

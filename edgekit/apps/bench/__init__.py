@@ -1,4 +1,4 @@
-"""Measure artifacts: speed, memory, energy and quality, with reports.
+"""Measure artifacts: speed, memory and quality, with reports.
 
 Other apps may use the names in `__init__.pyi`; each is imported on first use.
 """

@@ -20,7 +20,7 @@ from edgekit.apps.bench.report.markdown import markdown as markdown
 from edgekit.apps.bench.report.page import page as page
 from edgekit.apps.bench.report.results import Figures as Figures, Report as Report, read_report as read_report
 from edgekit.apps.bench.sharing import share as share
-from edgekit.apps.bench.statistics import summaries as summaries, values_of as values_of
+from edgekit.apps.bench.statistics import summaries as summaries
 from edgekit.apps.bench.subject import context_error as context_error
 from edgekit.apps.bench.trials import ATTEMPTS as ATTEMPTS, COOL_DOWN_S as COOL_DOWN_S, LOADS as LOADS
 from edgekit.apps.bench.workload import Case as Case, Workload as Workload, read_workload as read_workload

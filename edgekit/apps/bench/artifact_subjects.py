@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from edgekit import ModelSpec, OpenOptions, Plan, Recipe, Tensor, open_artifact
 from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
 from edgekit.apps.bench.subject import Subject, program_of
 from edgekit.apps.bench.workload import Workload
-from edgekit.artifact.sealed_adapters import sealed_adapter
 from edgekit.common.cores import usable_cores
 from edgekit.contracts.kv_policy import apply_limits
 from edgekit.contracts.recipe import bits_per_weight
 from edgekit.contracts.token_costs import kv_bytes, touched_weight_bytes
-from edgekit.model.lora import read_adapter
 
 _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-# A LoRA that every request uses: its name, and its folder if it is not sealed in the artifact.
-Adapter: TypeAlias = tuple[str, Path | None]
-
-
-def subject_of_artifact(
-    path: str | Path, opening: OpenOptions, name: str | None = None, *, adapter: Adapter | None = None
-) -> Subject:
+def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None = None) -> Subject:
     """Return the subject that runs an artifact."""
     artifact = open_artifact(path)
     plan = artifact.plan
-    if adapter is not None:
-        name_of_adapter, given = adapter
-        folder = given or sealed_adapter(artifact.folder, name_of_adapter)
-        read_adapter(folder, plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
     cache, _ = apply_limits(  # refused before anything runs
         plan.cache, plan.storage, opening.context, opening.window, opening.sinks, opening.keep
     )
@@ -57,7 +45,6 @@ def subject_of_artifact(
         keep=cache.keep if cache.is_scored else None,
         exact=opening.exact,
         draft=readable(Path(opening.draft).name) if opening.draft not in (None, "off") else None,
-        adapter=adapter[0] if adapter else None,
         sequences=opening.sequences or 1,
         prefix_bytes=int(opening.prefixes or 0),
     )
@@ -65,8 +52,6 @@ def subject_of_artifact(
     if opening.draft and Path(opening.draft).is_dir():
         options["draft"] = str(Path(opening.draft).resolve())
     message: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": options, "notes": list(plan.source_notes)}
-    if adapter is not None:
-        message["adapter"] = [name_of_adapter, str(folder.resolve())]
     return Subject(
         info=info,
         command=program_of("edgekit.apps.bench.subject_program"),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit import Artifact, OpenOptions, open_artifact
-from edgekit.apps.bench.artifact_subjects import Adapter, predicted_s, subject_of_artifact
+from edgekit.apps.bench.artifact_subjects import predicted_s, subject_of_artifact
 from edgekit.apps.bench.conditions import conditions
-from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.machine import CONTENDED_SHARE, Machine
 from edgekit.apps.bench.measurement import Conditions, Measurement
 from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
@@ -28,7 +27,6 @@ def bench(
     workload: Workload,
     *,
     opening: OpenOptions | None = None,
-    adapter: Adapter | None = None,
     against: Sequence[str] = (),
     peer_python: str | None = None,
     loads: int = LOADS,
@@ -39,7 +37,6 @@ def bench(
 
     Args:
         opening: how artifacts are opened; without context and window, the workload's apply.
-        adapter: a LoRA that every request uses.
         against: names of peers, e.g. "llama.cpp".
         peer_python: the Python that has the peers installed; None: this one.
         loads: fresh processes per subject.
@@ -47,17 +44,16 @@ def bench(
     if not artifacts:
         raise InvalidInput("name at least one artifact")
     opened = _opening(opening or OpenOptions(), workload)
-    subjects = [_subject(path, opened, adapter) for path in artifacts]
+    subjects = [_subject(path, opened) for path in artifacts]
     names = [subject.subject.info.name for subject in subjects]
     if len(set(names)) < len(names):
-        subjects = [_subject(path, opened, adapter, Path(path).name) for path in artifacts]
+        subjects = [_subject(path, opened, Path(path).name) for path in artifacts]
     subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python)
     machine = machine or Machine()
     measurements = BenchRun(
         subjects,
         workload,
         machine,
-        meter(),
         lambda: measure_conditions(machine),
         loads=loads,
         is_busy=_is_busy(machine.others_share()),
@@ -115,13 +111,9 @@ def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
     return given.model_copy(update=limits)
 
 
-def _subject(
-    path: str | Path, opening: OpenOptions, adapter: Adapter | None, name: str | None = None
-) -> PreparedSubject:
+def _subject(path: str | Path, opening: OpenOptions, name: str | None = None) -> PreparedSubject:
     artifact = open_artifact(path)
-    return PreparedSubject(
-        subject_of_artifact(path, opening, name, adapter=adapter), artifact.plan.model, encoder_of(artifact)
-    )
+    return PreparedSubject(subject_of_artifact(path, opening, name), artifact.plan.model, encoder_of(artifact))
 
 
 def _peers(
@@ -135,7 +127,6 @@ def _peers(
     for option, is_given in (
         ("--window", info.window is not None),
         ("--sequences", info.sequences > 1),
-        ("--adapter", info.adapter is not None),
         ("--prefixes", info.prefix_bytes > 0),
     ):
         if is_given:

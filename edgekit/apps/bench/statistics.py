@@ -51,11 +51,6 @@ def _gap(share: float) -> Callable[[Trial], float | None]:
     return of_trial
 
 
-def _energy(trial: Trial) -> float | None:
-    tokens = sum(request.tokens for request in trial.requests)
-    return trial.energy_j / tokens if trial.energy_j is not None and tokens else None
-
-
 def _together(trial: Trial) -> float | None:
     seconds = sum(each.seconds for each in trial.together)
     return sum(each.tokens for each in trial.together) / seconds if seconds > 0 else None
@@ -70,7 +65,6 @@ METRICS: dict[Metric, Callable[[Trial], float | None]] = {
     "gap_p99_s": _gap(0.99),
     "gap_max_s": _gap(1.0),
     "total_s": lambda trial: trial.total_s,
-    "energy_j_per_token": _energy,
     "together_tokens_per_s": _together,
 }
 

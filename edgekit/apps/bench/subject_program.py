@@ -22,10 +22,6 @@ class ArtifactProgram:
         sequences = request["opening"].get("sequences", 1)
         if self._runtime.sequences < sequences:
             raise Unsupported(f"sequences: {sequences} at once, and this engine holds {self._runtime.sequences}")
-        self._adapter: str | None = None
-        if "adapter" in request:
-            self._adapter, files = request["adapter"]
-            self._runtime.load_adapter(self._adapter, files)
         self.facts: dict[str, Any] = {
             "version": version("edgekit"),
             "kv_bits": self._runtime.kv_config.kv_bits,
@@ -48,7 +44,6 @@ class ArtifactProgram:
                             max_tokens=request["outputs"],
                             ignore_eos=True,
                             temperature=0.0,
-                            adapter=self._adapter,
                             tenant=request["trial"],
                         )
                     )

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 from edgekit import ModelSpec, SpeculationReport
 from edgekit.apps.bench.artifact_subjects import bytes_per_token
-from edgekit.apps.bench.energy import Meter
 from edgekit.apps.bench.machine import Disturbance, Usage, verdict
 from edgekit.apps.bench.measurement import (
     CaseResult,
@@ -85,7 +84,6 @@ class BenchRun:
         subjects: Sequence[PreparedSubject],
         workload: Workload,
         machine: MachineUnderTest,
-        meter: Meter,
         conditions: Callable[[], Conditions],
         *,
         loads: int = LOADS,
@@ -93,7 +91,7 @@ class BenchRun:
         progress: Progress,
     ) -> None:
         self._subjects, self._workload, self._machine = subjects, workload, machine
-        self._meter, self._conditions, self._loads, self._progress = meter, conditions, loads, progress
+        self._conditions, self._loads, self._progress = conditions, loads, progress
         self._trials: dict[tuple[int, str], list[Trial]] = {}
         self._reports: dict[int, SubjectReport] = {}
         self._load_s: dict[int, list[float]] = {}
@@ -185,11 +183,9 @@ class BenchRun:
     def _trial(self, index: int, subject: RunningSubject, case: Case, repeat: int, attempt: int, process: int) -> Trial:
         machine, watched = self._machine, [subject.process_id]
         canary_before = machine.canary()
-        joules = self._meter.joules()
         before = machine.usage(watched)
         answers = self._run_requests(index, subject, case, f"{case.name} {repeat} {attempt}")
         after = machine.usage(watched)
-        joules_after = self._meter.joules()
         canary_after = machine.canary()
         disturbance = machine.between(before, after)
         return Trial(
@@ -202,7 +198,6 @@ class BenchRun:
             canary_after=canary_after,
             waited_share=disturbance.waited_share,
             others_share=disturbance.others_share,
-            energy_j=None if joules is None or joules_after is None else joules_after - joules,
             invalid=verdict(canary_before, canary_after, disturbance),
             together=tuple(_together(each) for each in answers) if subject.subject.info.sequences > 1 else (),
         )
@@ -256,7 +251,7 @@ class BenchRun:
             return NO_MEMORY
 
     def _measurement(self, index: int, conditions: Conditions) -> Measurement:
-        meter, subject = self._meter, self._subjects[index].subject
+        subject = self._subjects[index].subject
         report = self._reports.get(index) or SubjectReport(subject.info, NO_MEMORY, subject.predicted, None, ())
         cases = tuple(self._case(index, case, conditions) for case in self._workload.cases)
         status, why = self._status(index, cases)
@@ -271,9 +266,8 @@ class BenchRun:
             memory=report.memory,
             predicted=report.predicted,
             cases=cases,
-            energy_source=meter.source,
             speculation=report.speculation,
-            notes=report.notes if meter.source else (*report.notes, f"energy: not measured: {meter.why}"),
+            notes=report.notes,
         )
 
     def _case(self, index: int, case: Case, conditions: Conditions) -> CaseResult:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgekit import ModelSource, NeutralWeights
 from edgekit.apps.handover import kserve, ray_serve, sglang, smoke_test, vllm
-from edgekit.apps.handover.int8_inputs import write_int8
 from edgekit.apps.handover.readme import readme
-from edgekit.apps.handover.reference import ServedWeights, reference_answers
+from edgekit.apps.handover.reference import reference_answers
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
 from edgekit.artifact.sealed_head import hand_over_head
 from edgekit.common.files import sync_folder, write_file
@@ -22,18 +20,14 @@ from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.lora import copy_adapter
 
-if TYPE_CHECKING:
-    import torch
-
 FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "vllm": vllm.files,
     "sglang": sglang.files,
     "ray": ray_serve.files,
     "kserve": kserve.files,
 }
-_NEUTRAL = "neutral"  # while the bundle is written: the weights from which those with 8-bit inputs are made
 # (model as named by the caller, folder to write) → its weights
-WriteWeights = Callable[[str, Path], ServedWeights]
+WriteWeights = Callable[[str, Path], NeutralWeights]
 
 
 def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
@@ -62,15 +56,11 @@ def write_bundle(
     """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
-        rounds_inputs = plan.activation_format == "int8"
-        first = staging / _NEUTRAL if rounds_inputs else staging
-        weights = _weights(source, first / "weights", write_weights)
+        weights = _weights(source, staging / "weights", write_weights)
         if plan.draft is not None:
-            write_weights(plan.draft, first / "draft")
+            write_weights(plan.draft, staging / "draft")
         if plan.drafter is not None:
             hand_over_head(Path(plan.drafter), plan.model, staging / "drafter")
-        for folder in sorted(first.iterdir()) if rounds_inputs else ():
-            write_int8(NeutralWeights.open(folder), staging / folder.name)
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
             copy_adapter(Path(path), staging / "adapters" / name)
         written = texts | {
@@ -81,8 +71,6 @@ def write_bundle(
         }
         for name, text in written.items():
             write_file(staging / name, text.encode())
-        if rounds_inputs:
-            shutil.rmtree(first)
         sync_folder(staging)
         staging.rename(output)
     except BaseException:
@@ -91,25 +79,8 @@ def write_bundle(
     sync_folder(output.absolute().parent)
 
 
-def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> ServedWeights:
-    folder.parent.mkdir(exist_ok=True)
+def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> NeutralWeights:
     if not is_neutral(source.folder):
         return write_weights(source.given, folder)
     NeutralWeights.open(source.folder, verify=True).copy_to(folder)
-    return NeutralReader(NeutralWeights.open(folder))
-
-
-class NeutralReader:
-    """Neutral weights, for the reference decoder."""
-
-    def __init__(self, weights: NeutralWeights) -> None:
-        self.folder, self.model, self.recipe = weights.folder, weights.model, weights.recipe
-        self._weights = weights
-
-    def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor:
-        import numpy as np
-        import torch
-
-        if rows is None:
-            return torch.from_numpy(np.array(self._weights.tensor(name)))
-        return torch.from_numpy(np.array(self._weights.dequantised(name.removesuffix(".weight"), rows)))
+    return NeutralWeights.open(folder)

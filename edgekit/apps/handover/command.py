@@ -13,13 +13,11 @@ from pydantic import Field
 
 import edgekit
 from edgekit import NeutralWeights, QuantizeOptions, open_source
-from edgekit.apps.handover.bundle import NeutralReader, check_bundle, write_bundle
-from edgekit.apps.handover.fp8 import write_fp8
+from edgekit.apps.handover.bundle import check_bundle, write_bundle
 from edgekit.apps.handover.make import plan_server, recipe_for
-from edgekit.apps.handover.reference import ServedWeights
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.table import LAYOUT_HEAD, layout_rows
+from edgekit.apps.handover.servers.resolver import LAYOUT_HEAD, layout_rows
 from edgekit.commands import CALIBRATION, SomeFields, draw, options, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -48,11 +46,8 @@ def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, sh
     GPUs need not be here: memory and speed are predicted. Exit code 3: no layout carries the load; every one is then
     listed with the number that failed and the smallest change that would make it pass.
     """
-    is_fp8 = request.recipe is not None and request.recipe.is_fp8()
-    given = ("calibrate", "method", "effort", "compute", *(() if is_fp8 else ("store",)))
+    given = ("calibrate", "method", "effort", "compute", "store")
     named = " and ".join(f"--{name}" for name in given if getattr(calibrating, name) is not None)
-    if named and is_fp8:
-        raise InvalidInput(f"--recipe: FP8 rounds each value alone; leave out {named}")
     if named and shown.output is None:
         raise InvalidInput(f"{named}: nothing is quantised without --output; name a folder, or leave it out")
     source = open_source(model, need_weights=shown.output is not None)
@@ -81,15 +76,13 @@ def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, sh
 
 def _quantised(
     model: str, folder: Path, *, request: ServerRequest, calibrating: QuantizeOptions, progress: Progress
-) -> ServedWeights:
+) -> NeutralWeights:
     """Quantise a model into a folder, in the format that servers load."""
     source = open_source(model, need_weights=True)
     recipe = recipe_for(source, request.recipe)
-    if recipe.is_fp8():
-        return write_fp8(source, recipe, folder, progress)
     weights = edgekit.quantize(model, recipe, folder, calibrating.model_copy(update={"report": reporter(progress)}))
     weights.release()
-    return NeutralReader(NeutralWeights.open(folder))
+    return NeutralWeights.open(folder)
 
 
 def _print_plan(plan: ServerPlan, with_rejected: bool) -> None:

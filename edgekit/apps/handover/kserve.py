@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from shlex import join
 from typing import Any
 
 from edgekit.apps.handover import vllm
-from edgekit.apps.handover.resources import CLAIM, gpu_resources, kubernetes_name, yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
 
+CLAIM = "models"  # the persistent volume claim to which the bundle is copied
 VERSION = "KServe 0.20, serving.kserve.io/v1alpha2"
 
 
@@ -59,6 +60,18 @@ def _workload(plan: ServerPlan, role: str) -> dict[str, Any]:
     }
 
 
+def kubernetes_name(plan: ServerPlan) -> str:
+    """Return the model's name in the characters that Kubernetes allows."""
+    name = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")[:50].strip("-")
+    return name if name[:1].isalpha() else f"model-{name}".rstrip("-")
+
+
+def gpu_resources(plan: ServerPlan, count: int) -> dict[str, Any]:
+    """Return the requests and limits of `count` GPUs."""
+    kind = "amd.com/gpu" if plan.gpu.startswith("mi") else "nvidia.com/gpu"
+    return {"limits": {kind: str(count)}, "requests": {kind: str(count)}}
+
+
 def files(plan: ServerPlan) -> dict[str, str]:
     """Return the file of the resource."""
-    return {"kserve.yaml": yaml_text(service(plan), f"{VERSION}: kubectl apply -f kserve.yaml")}
+    return {"kserve.yaml": vllm.yaml_text(service(plan), f"{VERSION}: kubectl apply -f kserve.yaml")}

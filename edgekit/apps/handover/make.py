@@ -6,14 +6,13 @@ from pathlib import Path
 
 from edgekit import ModelSource, ModelSpec, Recipe, open_source
 from edgekit.apps.handover.gpus import gpu_group
-from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs
 from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.apps.handover.servers.ranks import ServerSubject
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest
-from edgekit.contracts.recipe import RECIPES, budget_bytes, has_float_embedding
+from edgekit.contracts.recipe import RECIPES, has_float_embedding
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.heads import read_head_spec
 from edgekit.model.lora import read_adapter
@@ -28,8 +27,6 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
     refuse_model(model, source.given)
     recipe = recipe_for(source, request.recipe)
-    if request.activation_format == "int8":
-        _refuse_int8(model, recipe)
     draft = None if request.draft is None else _draft(source, model, request.draft)
     if request.drafter is not None and request.draft is not None:
         raise InvalidInput(
@@ -78,15 +75,6 @@ def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
     return draft.spec
 
 
-def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:
-    """Refuse 8-bit inputs for a recipe without 8-bit linears. A budget may promote linears to 8 bits."""
-    if budget_bytes(recipe, model) is None and not modules_with_int8_inputs(model, recipe):
-        raise InvalidInput(
-            f"--activation-format int8: recipe {recipe.name} stores no linear as s8 with one scale a row;"
-            " leave it out, or choose --recipe s8 or balanced"
-        )
-
-
 def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
     """Return the recipe in a form that servers load: embedding and head in float."""
     if is_neutral(source.folder):
@@ -106,13 +94,7 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
     if recipe.keeps:
         raise InvalidInput(f"{source.given}: keeps its own integers ({recipe.keeps}); choose a --recipe")
     if recipe.is_rare():
-        raise Unsupported(
-            f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
-        )
-    if recipe.is_fp8() and any(rule.format.kind in ("s4", "s8") for rule in recipe.rules):
-        raise Unsupported(
-            f"recipe {recipe.name}: mixes fp8 with integers, which no server was seen to load; choose one"
-        )
+        raise Unsupported(f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128 or s8")
     recipe = handover(recipe)
     refuse_split(source.spec, recipe)
     return recipe

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from edgekit.apps.handover import vllm
-from edgekit.apps.handover.resources import yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.errors import Unsupported
 
@@ -63,4 +62,6 @@ def _llm_config(plan: ServerPlan, role: str) -> dict[str, Any]:
 
 def files(plan: ServerPlan) -> dict[str, str]:
     """Return the file of the application."""
-    return {"ray-serve.yaml": yaml_text(application(plan), f"{VERSION}: serve run ray-serve.yaml, from this folder")}
+    return {
+        "ray-serve.yaml": vllm.yaml_text(application(plan), f"{VERSION}: serve run ray-serve.yaml, from this folder")
+    }

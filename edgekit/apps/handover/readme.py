@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgekit.apps.handover import kserve, ray_serve, sglang, vllm
-from edgekit.apps.handover.resources import CLAIM, kubernetes_name
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
 from edgekit.common.units import show_bytes
 
@@ -76,7 +75,9 @@ def _ray(plan: ServerPlan) -> tuple[str, str]:
 
 
 def _kserve(plan: ServerPlan) -> tuple[str, str]:
-    start = f"Copy this folder to the persistent volume claim `{CLAIM}`, as `{kubernetes_name(plan)}/`. Then:"
+    start = (
+        f"Copy this folder to the persistent volume claim `{kserve.CLAIM}`, as `{kserve.kubernetes_name(plan)}/`. Then:"
+    )
     return kserve.VERSION, f"{start}\n\n    kubectl apply -f kserve.yaml\n"
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
-from edgekit import Codec, ModelSpec, Recipe, read_codec
-from edgekit.apps.handover.fp8 import round_activations, round_cache
-from edgekit.apps.handover.int8_inputs import modules_with_int8_inputs, round_inputs
-from edgekit.apps.handover.server_plan import ActivationFormat, ServerPlan
+import numpy as np
+
+from edgekit import Codec, NeutralWeights, read_codec
+from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.quant import reference_decoder
@@ -24,9 +22,11 @@ PROMPTS = (
     "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,",
 )
 NEW_TOKENS = 16
-# Nats between the two best tokens below which a server's rounding may choose, and between mean log probabilities
+# Nats between the two best tokens below which a server's rounding may choose, and between mean log probabilities;
+# the second of each: with a cache in FP8
 TIE, ROUNDED_TIE = 0.25, 0.5
 MEAN_DIFFERENCE, ROUNDED_MEAN_DIFFERENCE = 0.05, 0.25
+_LARGEST_FP8 = 448.0  # of E4M3
 _HELD_BYTES = 1 << 30  # of a model in float32 that is read once
 
 
@@ -56,59 +56,46 @@ class ServerReference(Frozen):
     answers: tuple[ReferenceAnswer, ...]
 
 
-class ServedWeights(Protocol):
-    """The weights of a bundle, for the reference decoder."""
-
-    folder: Path  # with the tokenizer
-    model: ModelSpec
-    recipe: Recipe
-
-    def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
-
-
-def input_rounding(
-    model: ModelSpec, recipe: Recipe, activation_format: ActivationFormat
-) -> Callable[[str, torch.Tensor], None]:
-    """Return an observer of linears that rounds their inputs as the server does."""
-    in_fp8 = {tensor.module for tensor in model.tensors() if recipe.format_of(tensor).kind == "fp8"}
-    in_int8 = modules_with_int8_inputs(model, recipe) if activation_format == "int8" else frozenset()
-
-    def observe(module: str, inputs: torch.Tensor) -> None:
-        if module in in_fp8:
-            round_activations(module, inputs)
-        elif module in in_int8:
-            round_inputs(inputs)
-
-    return observe if in_fp8 or in_int8 else reference_decoder.ignore
-
-
-def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progress) -> ServerReference:
-    """Decode every prompt greedily with the reference decoder: in float32, inputs rounded as the server rounds them."""
+def tensor_of(weights: NeutralWeights, name: str, rows: slice | None = None) -> torch.Tensor:
+    """Return a tensor of the model, or some rows of it, in float."""
     import torch
 
-    spec, kv_format, ignore = weights.model, plan.kv_format, reference_decoder.ignore
-    observe = input_rounding(spec, weights.recipe, plan.activation_format)
-    observe_cache = round_cache if kv_format == "fp8" else ignore
+    if rows is None:
+        return torch.from_numpy(np.array(weights.tensor(name)))
+    return torch.from_numpy(np.array(weights.dequantised(name.removesuffix(".weight"), rows)))
+
+
+def round_cache(name: str, values: torch.Tensor) -> None:
+    """Round keys or values in place, as a server stores them in an FP8 cache without scales."""
+    import torch
+
+    values.copy_(values.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn).float())
+
+
+def reference_answers(weights: NeutralWeights, plan: ServerPlan, progress: Progress) -> ServerReference:
+    """Decode every prompt greedily with the reference decoder, in float32; the cache is rounded as on the server."""
+    import torch
+
+    spec, is_rounded = weights.model, plan.kv_format == "fp8"
+    observe_cache = round_cache if is_rounded else reference_decoder.ignore
     codec = read_codec(weights.folder)
     prompts = [codec.encode(prompt, add_special_tokens=True) for prompt in PROMPTS]
     answers: list[list[ReferenceStep]] = [[] for _ in prompts]
     is_held = 4 * spec.parameters <= _HELD_BYTES
-    get_tensor = cache(weights.tensor) if is_held else weights.tensor
+    tensor = partial(tensor_of, weights)
+    get_tensor = cache(tensor) if is_held else tensor
     for step in range(NEW_TOKENS):
         progress(step, NEW_TOKENS, "reference answers")
         so_far = [prompt + [each.token for each in given] for prompt, given in zip(prompts, answers, strict=True)]
         # Attention is causal, so padding after a prompt does not change the logits before it.
         longest = max(map(len, so_far))
         batch = torch.tensor([ids + [0] * (longest - len(ids)) for ids in so_far])
-        rows = None if is_held else weights.tensor
-        logits = reference_decoder.logits(
-            spec, get_tensor, batch, get_rows=rows, observe=observe, observe_cache=observe_cache
-        )
+        rows = None if is_held else tensor
+        logits = reference_decoder.logits(spec, get_tensor, batch, get_rows=rows, observe_cache=observe_cache)
         for given, ids, scores in zip(answers, so_far, logits, strict=True):
             if not (given and given[-1].token in spec.eos_ids):
                 given.append(_step(codec, given, scores[len(ids) - 1]))
     progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
-    is_rounded = observe is not ignore or observe_cache is not ignore
     return ServerReference(
         model=spec.name,
         tie=ROUNDED_TIE if is_rounded else TIE,

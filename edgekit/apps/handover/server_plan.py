@@ -14,7 +14,6 @@ from edgekit.contracts.plan import Failure
 SERVER_PLAN_VERSION = 1
 ServerName = Literal["vllm", "sglang", "ray", "kserve"]
 KVFormat = Literal["auto", "fp8"]  # auto: 16 bits, as the activations
-ActivationFormat = Literal["auto", "int8"]  # of the inputs of 8-bit integers; auto: 16 bits
 _Degree = Annotated[int, Field(ge=1, le=1024)]
 _MOST_LAYOUTS = 10_000
 
@@ -109,7 +108,6 @@ class ServerPlan(Frozen):
     model_sha256: Sha256  # of config.json
     recipe: Recipe
     kv_format: KVFormat
-    activation_format: ActivationFormat = Field("auto", exclude_if=lambda value: value == "auto")
     gpu: Word
     layout: ParallelLayout
     context: Tokens

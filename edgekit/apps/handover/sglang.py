@@ -5,10 +5,9 @@ from __future__ import annotations
 from shlex import join
 from typing import Any
 
-from edgekit.apps.handover.resources import yaml_text
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.apps.handover.servers.ranks import CHUNK_TOKENS
-from edgekit.apps.handover.vllm import DRAFT_TOKENS, PORTS, adapter_names, copies, roles
+from edgekit.apps.handover.vllm import DRAFT_TOKENS, PORTS, adapter_names, copies, roles, yaml_text
 
 VERSION = "SGLang 0.5.23"
 

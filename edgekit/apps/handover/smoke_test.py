@@ -4,9 +4,8 @@
 
 Needs only Python. The reference decodes the same weights in float32. A server that computes in 16 bits may choose
 another token if the reference's two best are nearly tied; the server is then asked to go on from the reference's text,
-so that every token is compared. Ties are more frequent with inputs of 8 bits, because small differences change how they
-round. The test fails at a token that is no tie, if fewer than half of all tokens are equal, and if the log
-probabilities of equal tokens differ too much on average.
+so that every token is compared. The test fails at a token that is no tie, if fewer than half of all tokens are equal,
+and if the log probabilities of equal tokens differ too much on average.
 """
 
 from __future__ import annotations

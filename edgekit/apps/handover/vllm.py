@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgekit.apps.handover.resources import yaml_text
+import yaml
+
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.apps.handover.servers.ranks import CHUNK_TOKENS
 from edgekit.errors import Unsupported
@@ -14,6 +15,12 @@ VERSION = "vLLM 0.32"
 PORTS = {"": 8000, "prefill": 8100, "decode": 8200}
 DRAFT_TOKENS, HEAD_TOKENS = 4, 3
 _NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+
+
+def yaml_text(data: Any, comment: str) -> str:
+    """Return `data` as YAML in its own order, under a comment of one line."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    return f"# {comment}\n{text}"
 
 
 def roles(plan: ServerPlan) -> tuple[str, ...]:

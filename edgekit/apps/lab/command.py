@@ -23,6 +23,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 if TYPE_CHECKING:
     from edgekit.apps.lab.devices import LabDevice
     from edgekit.apps.lab.matrix import Lab
+    from edgekit.apps.lab.run import EntryEvent
     from edgekit.apps.lab.store import LabStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,9 +35,6 @@ _ANSWER_S = 30.0  # for a device to answer; a phone that wakes up takes some
 
 class LabRunOptions(Frozen):
     resume: str | None = Field(default=None, description="Continue this run; `last` is the newest of the lab.")
-    cluster: Annotated[str | None, Option(name="ray", metavar="ADDRESS")] = Field(
-        default=None, description="Export models on this Ray cluster; `local` starts one."
-    )
 
 
 class RunsFile(Frozen):
@@ -139,23 +137,19 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
 
     from edgekit.apps.lab.matrix import entries_of, read_lab
     from edgekit.apps.lab.run import new_run, run_lab
-    from edgekit.apps.lab.watching import watching
 
     files.check()
     with _opened(kept_in.store) as kept:
         lab = read_lab(file)
         if choice.resume is None:
             name = new_run()
-            kept.begin(name, lab, entries_of(lab, _artifacts(lab, choice.cluster)), time())
+            kept.begin(name, lab, entries_of(lab, _artifacts(lab)), time())
         else:
-            if choice.cluster is not None:
-                raise InvalidInput("--ray: a resumed run has its artifacts already; leave it out")
             name = _newest(kept, lab.name) if choice.resume == "last" else choice.resume
             lab = kept.lab(name)
         click.echo(f"run {name}", err=True)
         try:
-            with watching(lab, kept, name) as watch:
-                run_lab(lab, kept, name, _connected(lab), watch=watch)
+            run_lab(lab, kept, name, _connected(lab), watch=tell)
         except KeyboardInterrupt:
             click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
@@ -276,13 +270,19 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
     return {device.name: connect(device, [Path(folder) for folder in lab.profiles]) for device in lab.devices}
 
 
-def _artifacts(lab: Lab, cluster: str | None = None) -> dict[str, list[Path]]:
+def _artifacts(lab: Lab) -> dict[str, list[Path]]:
     """Return the artifacts that each device measures; a model is exported once per distinct plan."""
     from edgekit.apps.lab.exports import exported
 
     with progress_display() as progress:
-        made = exported(lab, home() / "lab", progress, cluster)
+        made = exported(lab, home() / "lab", progress)
     return {name: [*map(Path, lab.artifacts), *paths] for name, paths in made.items()}
+
+
+def tell(event: EntryEvent) -> None:
+    """Print an event of a run as a line on stderr."""
+    entry = f"  {event.entry.id}  {event.entry.workload}, {event.entry.artifact}" if event.entry else ""
+    click.echo(f"{event.device}: {event.state}{entry}{': ' + event.why if event.why else ''}", err=True)
 
 
 def _newest(store: LabStore, lab: str) -> str:

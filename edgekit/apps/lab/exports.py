@@ -10,15 +10,11 @@ import edgekit
 from edgekit import Plan, open_artifact
 from edgekit.apps.lab.matrix import Lab
 from edgekit.common.progress import Progress
-from edgekit.common.ray_map import executor_of
 from edgekit.errors import EdgekitError
 
 
-def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = None) -> dict[str, list[Path]]:
-    """Return each device's artifact folders; artifacts of earlier runs are reused.
-
-    Missing ones are built here or on the nodes of a Ray cluster, which is released before the measurements.
-    """
+def exported(lab: Lab, folder: Path, progress: Progress) -> dict[str, list[Path]]:
+    """Return each device's artifact folders; artifacts of earlier runs are reused, missing ones are built."""
     folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
     missing: dict[Path, Plan] = {}
     for entry in lab.models:
@@ -34,18 +30,10 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
             folders[device.name].append(path)
             if path not in missing and not _is_sealed(path):
                 missing[path] = plan
-    if missing:
+    for path, plan in missing.items():
         folder.mkdir(parents=True, exist_ok=True)
-        with executor_of(cluster, (folder,)) as execute:
-            for failed in execute(_build, list(missing.items()), progress):
-                if isinstance(failed, EdgekitError):
-                    raise failed
+        edgekit.export(plan, path, effort="quick", report=edgekit.Reporter(progress))
     return folders
-
-
-def _build(job: tuple[Path, Plan], progress: Progress) -> None:
-    path, plan = job
-    edgekit.export(plan, path, effort="quick", report=edgekit.Reporter(progress))
 
 
 def _is_sealed(path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import time
@@ -19,10 +19,10 @@ from edgekit.apps.lab.devices import LabDevice
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
 from edgekit.apps.lab.store import AttemptEnd, EntryOutcome, EntryState, LabStore, RunInfo
 from edgekit.common.system import try_lock
-from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, OutOfSpace, WorkloadFailed
+from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, WorkloadFailed
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
-_BEAT_S, LONGEST_COOL_DOWN_S = 10.0, 3600.0
+LONGEST_COOL_DOWN_S = 3600.0
 
 
 class EntryEvent(NamedTuple):
@@ -42,7 +42,6 @@ class Clock(NamedTuple):
     """The clock and the intervals of a run, replaceable in tests."""
 
     now: Callable[[], float] = time
-    beat_s: float = _BEAT_S
     back_off_s: float = 2.0
 
 
@@ -69,9 +68,8 @@ def run_lab(
         stop = Event()
         workers = [_DeviceWorker(lab, store, run, devices[spec.name], watch, clock, stop) for spec in lab.devices]
         threads = [Thread(target=worker.work, name=worker.device.name, daemon=True) for worker in workers]
-        heartbeat = Thread(target=_beat, args=(store, run, workers, clock, stop), daemon=True)
         try:
-            for thread in (*threads, heartbeat):
+            for thread in threads:
                 thread.start()
             for worker in workers:
                 # Not `join`: after an interrupt in it, Python reports a running thread as ended.
@@ -81,7 +79,7 @@ def run_lab(
             stop.set()
             for worker in workers:
                 worker.device.stop()
-            for thread in (*threads, heartbeat):
+            for thread in threads:
                 if thread.ident is not None:  # an interrupt may come before it was started
                     thread.join(10)
         for worker in workers:
@@ -100,7 +98,6 @@ class _DeviceWorker:
         self.lab, self.store, self.run, self.device = lab, store, run, device
         self.watch, self.clock, self.stop = watch, clock, stop
         self.limits = next(spec.limits for spec in lab.devices if spec.name == device.name)
-        self.running: tuple[str, int] | None = None
         self.failures = 0  # lost attempts in a row
         self.throttled_in_a_row = 0  # measurements
         self.error: BaseException | None = None
@@ -125,7 +122,6 @@ class _DeviceWorker:
 
     def _attempt(self, entry: MatrixEntry, number: int) -> None:
         self.watch(EntryEvent(self.device.name, entry, "running"))
-        self.running = (entry.id, number)
         try:
             with self.device.acquire(timeout_s=entry.timeout_s):
                 measurement = self.device.measure(Path(entry.artifact), Path(entry.workload), timeout_s=entry.timeout_s)
@@ -166,8 +162,6 @@ class _DeviceWorker:
                     EntryEvent(self.device.name, None, "waiting", f"still hot; waits {self._cool_down_s():.0f} s")
                 )
                 self.stop.wait(self._cool_down_s())
-        finally:
-            self.running = None
 
     def _cool_down_s(self) -> float:
         """Return the cool-down in seconds, doubled for each consecutive throttled answer."""
@@ -182,15 +176,6 @@ def _why(error: BaseException) -> str:
     if isinstance(error, DeviceFailed):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-def _beat(store: LabStore, run: str, workers: list[_DeviceWorker], clock: Clock, stop: Event) -> None:
-    while not stop.wait(clock.beat_s):
-        for worker in workers:
-            running = worker.running
-            if running is not None:
-                with suppress(OutOfSpace):  # the next result reports it
-                    store.beat(run, *running, clock.now())
 
 
 _driven: set[Path] = set()

@@ -199,11 +199,6 @@ class LabStore:
             taken = self._object(row[1], MatrixEntry)
         return taken, before + 1
 
-    def beat(self, run: str, entry: str, number: int, now: float) -> None:
-        """Record that the attempt is still running."""
-        with self._changing(at_once=False) as base:
-            base.execute("UPDATE attempts SET beat_at=? WHERE run=? AND cell=? AND number=?", (now, run, entry, number))
-
     def end(self, run: str, entry: str, number: int, ended: AttemptEnd, now: float) -> bool:
         """End an attempt and store its result, if any. Return False if the entry has a result already, which stays."""
         with self._changing() as base:

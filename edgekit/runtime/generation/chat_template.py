@@ -137,11 +137,6 @@ class ChatTemplate:
         """The text of each special token, by the name that templates use."""
         return dict(self._special)
 
-    @property
-    def takes_tools(self) -> bool:
-        """True where the template can render tools."""
-        return "tools" in self._sources.get("tool_use", self._sources.get("default", ""))
-
     def readable(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages with their parts of text joined, unless the template does that. Raises InvalidPrompt."""
         source = self._source(has_tools=False)

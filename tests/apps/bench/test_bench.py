@@ -19,7 +19,6 @@ from hypothesis import given, settings, strategies as st
 
 from edgekit import OpenOptions
 from edgekit.apps.bench.artifact_subjects import subject_of_artifact
-from edgekit.apps.bench.energy import Meter, meter
 from edgekit.apps.bench.machine import Disturbance, Machine, verdict
 from edgekit.apps.bench.measurement import Measurement, Trial
 from edgekit.apps.bench.peers.program import __file__ as program
@@ -36,7 +35,6 @@ from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.testing import fake_model
-from edgekit.testing.adapters import write_adapter
 
 
 @dataclass
@@ -45,13 +43,13 @@ class Arena:
 
     folder: Path
 
-    def subject(self, name: str, seed: int = 0, *, adapter: Any = None, **opening: Any) -> PreparedSubject:
+    def subject(self, name: str, seed: int = 0, **opening: Any) -> PreparedSubject:
         place = self.folder / name
         if not place.exists():
             measured.fake(place, seed=seed)
         codec = read_codec(place)
         return PreparedSubject(
-            subject_of_artifact(place, OpenOptions(**opening), name, adapter=adapter),
+            subject_of_artifact(place, OpenOptions(**opening), name),
             fake_model(vocabulary=codec.vocabulary),
             lambda text, begins: codec.encode(text, add_special_tokens=begins),
         )
@@ -69,7 +67,6 @@ class Arena:
             subjects,
             measured.workload(**workload),
             machine,
-            Meter([], "a test"),
             measured.conditions,
             loads=loads,
             progress=progress,
@@ -102,8 +99,6 @@ def test_an_undisturbed_run_is_valid_and_complete(arena: Arena) -> None:
     assert case.roofline is not None
     done = operations_per_token(fake_model()) * case.summary["prefill_tokens_per_s"].median
     assert case.matrix_share == pytest.approx(done / 1e11)
-    assert found.energy_source is None
-    assert any("energy: not measured" in note for note in found.notes)
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
@@ -122,7 +117,7 @@ def test_subjects_alternate(arena: Arena) -> None:
     subjects = [arena.subject("A"), arena.subject("B", seed=1)]
     machine = measured.StillMachine()
     BenchRun(
-        subjects, measured.workload(repeats=3, warmups=0), machine, Meter([], ""), measured.conditions, loads=1,
+        subjects, measured.workload(repeats=3, warmups=0), machine, measured.conditions, loads=1,
         progress=progress,
     ).run()  # fmt: skip
     assert seen == ["A", "B", "B", "A", "A", "B"]
@@ -203,7 +198,7 @@ def test_a_machine_that_stays_busy_gets_no_further_repetitions(arena: Arena) -> 
 def test_no_trial_is_repeated_on_a_busy_machine(arena: Arena) -> None:
     machine = measured.StillMachine(disturbed=[Disturbance(0.0, 0.9)] * 9)
     run = BenchRun(
-        [arena.subject("one")], measured.workload(repeats=3), machine, Meter([], ""), measured.conditions, loads=1,
+        [arena.subject("one")], measured.workload(repeats=3), machine, measured.conditions, loads=1,
         is_busy=True, progress=no_progress,
     )  # fmt: skip
     assert len(run.run()[0].cases[0].trials) == 3
@@ -347,9 +342,7 @@ AGENT = Workload(
 
 def _agent(arena: Arena, **opening: Any) -> list[Trial]:
     subjects, machine = [arena.subject("one", **opening)], measured.StillMachine()
-    (found,) = BenchRun(
-        subjects, AGENT, machine, Meter([], "a test"), measured.conditions, loads=1, progress=no_progress
-    ).run()
+    (found,) = BenchRun(subjects, AGENT, machine, measured.conditions, loads=1, progress=no_progress).run()
     assert found.status == "valid", found.why
     return list(found.cases[0].trials)
 
@@ -380,12 +373,6 @@ def test_users_share_only_the_beginning_of_a_prompt() -> None:
     assert len({each.prompt[-1].seed for each in (request, one, other)}) == 3
 
 
-def test_an_adapter_that_does_not_fit_is_refused_before_the_run(arena: Arena) -> None:
-    write_adapter(arena.folder / "lora", arena.subject("one").model, rank=4)
-    with pytest.raises(Unsupported, match="export it again with --adapter-rank 4"):
-        arena.subject("one", adapter=("formal", arena.folder / "lora"))
-
-
 def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.apps.bench import subject_program as arm_program
 
@@ -401,12 +388,9 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
         (["--kv-bits", "0"], "must be at least 1"),
         (["-o", "report.txt"], "give one of .json, .html, .md"),
         (["--prefixes", "lots"], "is not a size"),
-        (["--adapter", "lora"], "unknown adapter 'lora'"),
-        (["--adapter", "lora="], "give NAME=PATH"),
         (["-o", "/dev/null/a.md"], "cannot be written"),
         (["--peer-python", "python3"], "name one with --against"),
         (["--prefixes", ""], "is not a size"),
-        (["--adapter", ""], "give NAME=PATH"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -561,28 +545,6 @@ def test_samples_with_ties_differ_by_their_pairs(one: list[float], other: list[f
 def test_samples_of_a_damaged_store_are_compared_without_their_pairs() -> None:
     """A million values on each side: their 10**12 pairs would take days."""
     assert differ(range(10**6), range(10**6)) == pytest.approx(1.0)
-
-
-def test_a_rapl_counter_may_wrap(tmp_path: Path) -> None:
-    folder = tmp_path / "sys/class/powercap/intel-rapl:0"
-    folder.mkdir(parents=True)
-    (folder / "name").write_text("package-0\n")
-    (folder / "max_energy_range_uj").write_text("1000000\n")
-    (folder / "energy_uj").write_text("900000\n")
-    found = meter(tmp_path, opened=lambda: None)
-    assert found.source == "RAPL package-0"
-    before = found.joules()
-    (folder / "energy_uj").write_text("100000\n")
-    after = found.joules()
-    assert before is not None
-    assert after is not None
-    assert after - before == pytest.approx(0.2)
-
-
-def test_missing_energy_counters_are_named(tmp_path: Path) -> None:
-    found = meter(tmp_path, opened=lambda: None)
-    assert found.joules() is None
-    assert found.why == "no RAPL counters; no NVML energy counter"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who used the cores")

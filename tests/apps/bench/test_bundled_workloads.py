@@ -10,7 +10,6 @@ import tiny_models
 
 from edgekit import OpenOptions
 from edgekit.apps.bench.artifact_subjects import subject_of_artifact
-from edgekit.apps.bench.energy import Meter
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.trials import BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
@@ -67,7 +66,6 @@ def _run(artifact: Path, cases: tuple[Case, ...], **opening: object) -> Measurem
         [subject],
         asked,
         measured.StillMachine(),
-        Meter([], "a test"),
         measured.conditions,
         loads=1,
         progress=no_progress,

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgekit.apps.bench.conditions import conditions
-from edgekit.apps.bench.energy import meter
 from edgekit.apps.bench.measurement import Conditions
 
 
@@ -64,32 +63,3 @@ def test_unreported_conditions_are_named(tmp_path: Path) -> None:
     found = machine(tmp_path, {})
     assert {"power source", "temperature", "core frequency"} <= set(found.not_told)
     assert found.power_source is None and found.temperature_c is None and found.frequency_mhz is None
-
-
-class Driver:
-    """`pynvml` with two cards, of which the second counts no energy."""
-
-    def __init__(self) -> None:
-        self.millijoules = 5_000_000
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
-        if handle != 0:
-            raise OSError("not supported")
-        return self.millijoules
-
-
-def test_only_gpus_that_count_energy_are_read(tmp_path: Path) -> None:
-    driver: Any = Driver()
-    found = meter(tmp_path, opened=lambda: driver)
-    assert found.source == "NVML GPU 0"
-    before = found.joules()
-    driver.millijoules += 1_500
-    after = found.joules()
-    assert before == 5000.0
-    assert after == 5001.5

@@ -124,16 +124,8 @@ def test_a_missing_bos_is_caught_and_named(place: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_fact_that_plans_show(place: Path, tmp_path: Path) -> None:
-    arguments = [
-        "eval",
-        str(place / "artifact"),
-        "--text",
-        str(place / "text.txt"),
-        "--tokens",
-        "200",
-        "--window",
-        "64",
-    ]
+    text = str(place / "text.txt")
+    arguments = ["eval", str(place / "artifact"), "--text", text, "--tokens", "200", "--window", "64"]
     done = measured.invoked([*arguments, "--json", "-o", str(tmp_path / "r.json")])
     assert done.code == 0, done.output
     found = Evaluation.model_validate_json(done.stdout)
@@ -212,3 +204,8 @@ def test_texts_are_plain_or_jsonl(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
     assert "UTF-8" in measured.refused(lambda: read_text(tmp_path / "c.txt"))
     assert len(read_text(None).words) > 10_000
+
+
+def test_the_name_of_a_public_task_is_refused_with_the_way_to_ask_it() -> None:
+    told = measured.refused(lambda: measured.invoked(["eval", "absent", "--tasks", "hellaswag"]))
+    assert "--tasks hellaswag: no such file; public tasks are asked by lm-eval" in told

@@ -12,11 +12,11 @@ import pytest
 from browser import Browser, browser, chromium
 
 from edgekit.apps.bench.eval.evaluation import Check, Evaluation, TaskScore
-from edgekit.apps.bench.report.cells import number
 from edgekit.apps.bench.report.headline import headline
 from edgekit.apps.bench.report.markdown import escaped, markdown
+from edgekit.apps.bench.report.page import page
 from edgekit.apps.bench.report.results import Figures, Report, read_report, to_json
-from edgekit.apps.bench.report.tables import conditions_table, formats_table, notes_of, speed_table, tables
+from edgekit.apps.bench.report.tables import conditions_table, formats_table, notes_of, number, speed_table, tables
 from edgekit.common.divergence import Divergence
 
 EVIL = '<img src="http://attacker.example/x" onerror=alert(1)>|`*_[x](http://attacker.example)'
@@ -100,9 +100,14 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
     assert read_report(tmp_path / "lines.json").measurements == whole.measurements
     (tmp_path / "one.json").write_text(whole.measurements[0].model_dump_json(indent=1))
     assert read_report(tmp_path / "one.json").measurements == whole.measurements[:1]
-    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}]}
+    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}], "tasks": {"results": []}}
+    for each in older["measurements"]:
+        each["energy_source"] = "RAPL package-0"
+        for case in each["cases"]:
+            case["summary"] |= {"energy_j_per_token": next(iter(case["summary"].values()))} if case["summary"] else {}
+            case["trials"] = [trial | {"energy_j": 1.5} for trial in case["trials"]]
     (tmp_path / "older.json").write_text(json.dumps(older, indent=1))
-    assert read_report(tmp_path / "older.json").measurements == whole.measurements, "a former version's recipes"
+    assert to_json(read_report(tmp_path / "older.json")) == to_json(whole), "without what older versions told"
     (tmp_path / "other.json").write_text(json.dumps({"kind": "other"}))
     assert "kind 'other'" in measured.refused(lambda: read_report(tmp_path / "other.json"))
     (tmp_path / "bad.json").write_text(to_json(whole).replace('"status": "valid"', '"status": "splendid"'))
@@ -110,31 +115,14 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
 
 
 def test_a_page_holds_every_number_and_no_foreign_markup() -> None:
-    pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.page import page
-
     text = page(report())
     assert "<script" not in text
     assert "<img" not in text
     assert "default-src 'none'" in text
     for table in tables(report()):
         assert table.title in text
-    assert text.count("<svg") == 3
+    assert text.count("<table>") == sum(1 for _ in tables(report()))
     assert page(report()) == text, "the same report gives the same page"
-    ids = re.findall(r'\bid="([^"]+)"', text)
-    assert len(ids) == len(set(ids)), "two charts share an id"
-
-
-def test_charts_in_order_and_as_png() -> None:
-    pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.charts import charts
-
-    assert [chart.title for chart in charts(report())] == [
-        "Decode, tokens per second: quick", "Prefill, tokens per second: quick",
-        "Private memory, MiB: predicted and measured",
-    ]  # fmt: skip
-    assert charts(report())[0].png.startswith(b"\x89PNG")
-    assert charts(Report(title="nothing")) == []
 
 
 def _runs(*speeds: list[float], **known: Any) -> Report:
@@ -184,31 +172,22 @@ def test_the_headline_is_a_sentence(report: Report, sentence: str) -> None:
 
 def test_the_headline_has_three_figures_that_compare_like_with_like() -> None:
     first, speed, memory = headline(_runs([100, 104, 108])).figures
-    assert first[:3] == ("First token", "100 ms", "after 100 tokens") and first.verdict is None
-    assert speed == ("Tokens per second", "104", "predicted 900 (-88%)", "poor")
-    assert memory == ("Private memory", "40 MiB", "within 100 MiB", "good"), "private against private"
+    assert first == ("First token", "100 ms", "after 100 tokens")
+    assert speed == ("Tokens per second", "104", "predicted 900 (-88%)")
+    assert memory == ("Private memory", "40 MiB", "within 100 MiB"), "private against private"
     disturbed = headline(_runs([], cases=measured.measurement([], invalid=[40, 44]).cases)).figures
-    assert disturbed[1] == ("Tokens per second", "~42", "predicted 900 (-95%)", None), (
-        "no verdict on a disturbed figure"
-    )
+    assert disturbed[1] == ("Tokens per second", "~42", "predicted 900 (-95%)")
 
 
-def test_a_page_names_model_machine_and_date_and_only_files_that_exist() -> None:
-    pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.page import page
-
-    alone, titled = page(_runs([100.0])), page(_runs([100.0]).model_copy(update={"title": "Mine"}), "data/run.json")
-    assert "<title>demo on a processor, 2026-01-01</title>" in alone and "JSON" not in alone and "<a " not in alone
+def test_a_page_names_model_machine_and_date() -> None:
+    alone, titled = page(_runs([100.0])), page(_runs([100.0]).model_copy(update={"title": "Mine"}))
+    assert "<title>demo on a processor, 2026-01-01</title>" in alone and "<a " not in alone
     assert "<h1>Mine</h1>" in titled and "demo on a processor, 2026-01-01" in titled
-    assert '<a href="data/run.json">data/run.json</a>' in titled
 
 
 def test_code_in_notes_is_shown_as_code() -> None:
-    pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.page import page
-
     noted = Report(title="x", notes=("export with `--context 4128`; `<b>`",))
-    assert "export with <code>--context 4128</code>; <code>&lt;b&gt;</code>" in page(noted)
+    assert "export with <code>--context 4128</code>; `&lt;b&gt;`" in page(noted)
     assert "- export with `--context 4128`; \\`\\<b\\>\\`" in markdown(noted)
 
 
@@ -222,21 +201,18 @@ def test_conditions_are_one_row_a_run_and_name_what_is_missing() -> None:
     runs = [measured.measurement([100.0]), measured.measurement([90.0], name="B")]
     table = conditions_table(runs)
     assert len(table.rows) == 1 and table.rows[0][:2] == ("quick", "2026-01-01 00:00:00")
-    assert table.note == "Not reported by this machine: temperature, core frequency, after, energy."
+    assert table.note == "Not reported by this machine: temperature, core frequency, after."
 
 
 def test_a_note_of_every_subject_is_shown_once() -> None:
-    runs = [measured.measurement([100.0], name=name, notes=("energy: not measured",)) for name in "AB"]
-    assert notes_of(Report(title="", measurements=tuple(runs))) == ("energy: not measured",)
-    assert notes_of(Report(title="", measurements=tuple(runs[:1]))) == ("A: energy: not measured",)
+    runs = [measured.measurement([100.0], name=name, notes=("slept",)) for name in "AB"]
+    assert notes_of(Report(title="", measurements=tuple(runs))) == ("slept",)
+    assert notes_of(Report(title="", measurements=tuple(runs[:1]))) == ("A: slept",)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="no chromium here; apt-get install chromium")
 def test_a_browser_shows_the_page_without_requests_or_errors(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from edgekit.apps.bench.report.page import page
-
     place = tmp_path / "report.html"
     place.write_text(page(report()))
     with browser() as tab:
@@ -251,25 +227,9 @@ def _checked(tab: Browser, place: Path, width: int, dark: bool) -> str:
     tab.open(place)
     assert tab.requested() == [place.resolve().as_uri()]
     assert tab.complaints() == []
-    shown = tab.value("[...document.querySelectorAll('svg')].map(e => e.checkVisibility())")
-    assert shown == [True, False, False], "one chart stands open, the others are folded"
-    assert tab.value("document.querySelectorAll('.figures div').length") == 3
-    tab.value("document.querySelectorAll('details').forEach(e => { e.open = true; })")
-    sizes = tab.value(
-        "[...document.querySelectorAll('svg')].map(e => { const b = e.getBoundingClientRect();"
-        " return [b.width, b.height, e.querySelectorAll('path').length, getComputedStyle(e).display]; })"
-    )
-    assert len(sizes) == 3
-    for chart_width, height, shapes, display in sizes:
-        assert 200 < chart_width <= width
-        assert height > 80
-        assert shapes > 5
-        assert display != "none"
     assert tab.value("document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
-    words = tab.value("[...document.querySelectorAll('svg text')].map(e => e.textContent).join(' ')")
-    assert "$" not in words, "a chart shows markup instead of a number"
-    inks = tab.value("getComputedStyle(document.querySelector('svg text')).fill")
+    ink = tab.value("getComputedStyle(document.body).color")
     paper = tab.value("getComputedStyle(document.body).backgroundColor")
-    assert inks != paper
+    assert ink != paper
     assert tab.value("document.querySelectorAll('img, script, iframe').length") == 0
     return str(paper)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from edgekit.apps.handover.bundle import NeutralReader
-from edgekit.apps.handover.reference import NEW_TOKENS
+from edgekit.apps.handover.reference import NEW_TOKENS, tensor_of
 from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.model.tokenizer_file import read_tokenizer
@@ -150,16 +150,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def served(weights: Path) -> Answer:
     """A server that computes in float32 with the weights of a folder."""
-    reader = NeutralReader(NeutralWeights.open(weights))
+    opened = NeutralWeights.open(weights)
+    tensor, model = partial(tensor_of, opened), opened.model
     tokenizer = read_tokenizer(weights / "tokenizer.json")
 
     def answer(prompt: list[int], count: int) -> dict[str, Any]:
         tokens, logprobs = list(prompt), list[float | None]()
         for _ in range(count):
-            best = reference_decoder.logits(reader.model, reader.tensor, torch.tensor([tokens]))[0, -1].log_softmax(-1)
+            best = reference_decoder.logits(model, tensor, torch.tensor([tokens]))[0, -1].log_softmax(-1)
             logprobs.append(float(best.max()))
             tokens.append(int(best.argmax()))
-            if tokens[-1] in reader.model.eos_ids:
+            if tokens[-1] in model.eos_ids:
                 break
         return choice(tokenizer.decode(tokens)[len(tokenizer.decode(prompt)) :], logprobs)
 

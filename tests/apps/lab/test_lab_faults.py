@@ -293,7 +293,7 @@ def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: P
         if call <= 2:
             raise DeviceFailed(f"gone the {call}. time")
 
-    backwards = Clock(now=lambda: 1e9 - 1000 * len(calls), beat_s=60.0, back_off_s=0.0)
+    backwards = Clock(now=lambda: 1e9 - 1000 * len(calls), back_off_s=0.0)
     run_lab(lab, store, first, fakes(lab, device_0=lost_twice), clock=backwards)
     whole(store, first)
     tried = [one for one in store.attempts(first) if one.outcome == "infra_lost"]
@@ -349,7 +349,7 @@ def test_a_network_that_is_cut_loses_one_attempt_and_no_result(store: LabStore, 
 
         cutting = Thread(target=cut, daemon=True)
         cutting.start()
-        run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(beat_s=1.0, back_off_s=3.0))
+        run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(back_off_s=3.0))
         cutting.join()
     whole(store, run)
     # The program that kept running during the cut was ended before the retry.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import _thread
-import io
 import multiprocessing
 import os
 import signal
-import sys
 from itertools import count
 from pathlib import Path
 from threading import Barrier, Event
@@ -16,12 +14,12 @@ import pytest
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of, lost
 
 from edgekit.apps.bench.measurement import Measurement
+from edgekit.apps.lab.command import tell
 from edgekit.apps.lab.devices import DeviceLimits
 from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import rows_of
 from edgekit.apps.lab.run import Clock, EntryEvent, run_lab
 from edgekit.apps.lab.store import AttemptEnd, LabStore
-from edgekit.apps.lab.watching import watching
 from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, WorkloadFailed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the tests end processes by signals")
@@ -146,7 +144,7 @@ def test_a_device_that_stays_hot_backs_off_and_reports_it(
     waited: list[float] = []
     wait = Event.wait
     monkeypatch.setattr(Event, "wait", lambda self, timeout=None: waited.append(timeout) or wait(self, timeout))
-    run_lab(lab, store, run, fakes(lab, device_0=hot), watch=told.append, clock=Clock(beat_s=60.0))
+    run_lab(lab, store, run, fakes(lab, device_0=hot), watch=told.append)
     # Two cells were asked twice each, both stayed throttled, and the third came back cool.
     assert [seconds for seconds in waited if seconds is not None and seconds < 0.01] == [0.001, 0.002, 0.004, 0.005]
     assert [one.why for one in told if "still hot" in one.why] == ["still hot; waits 0 s"] * 2
@@ -170,7 +168,7 @@ def test_a_result_that_is_delivered_twice_counts_once(store: LabStore, tmp_path:
 
 def test_a_clock_that_jumps_changes_nothing(store: LabStore, tmp_path: Path) -> None:
     ticks = count()
-    jumping = Clock(now=lambda: 1e9 * (-1) ** next(ticks), beat_s=0.001, back_off_s=0.0)
+    jumping = Clock(now=lambda: 1e9 * (-1) ** next(ticks), back_off_s=0.0)
     lab = lab_of(tmp_path, 2)
     run = begun(store, lab)
     run_lab(lab, store, run, fakes(lab), clock=jumping)
@@ -241,7 +239,7 @@ def victim(path: Path, folder: Path, run: str, commit: int, after: bool) -> None
             return getattr(self._base, name)
 
     store._base = Dying(store._base)  # type: ignore[assignment]
-    run_lab(lab, store, run, fakes(lab), clock=Clock(beat_s=60.0, back_off_s=0.0))
+    run_lab(lab, store, run, fakes(lab), clock=Clock(back_off_s=0.0))
     os._exit(7)
 
 
@@ -271,30 +269,13 @@ def test_a_kill_at_any_commit_loses_and_duplicates_nothing(tmp_path: Path, after
     assert survived and commit > 16
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_a_row_for_each_device_and_elsewhere_each_event_is_a_line(
-    store: LabStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("TERM", "xterm"), ("COLUMNS", "120"), ("NO_COLOR", "1")):
-        monkeypatch.setenv(name, value)
+def test_each_event_is_a_line(store: LabStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = lab_of(tmp_path, 2)
-    for screen in (Terminal(), io.StringIO()):
-        monkeypatch.setattr(sys, "stderr", screen)
-        run = begun(store, lab)
-        with watching(lab, store, run) as watch:
-            run_lab(lab, store, run, fakes(lab, device_1=lost), watch=watch, clock=QUICK)
-        shown = [line.split() for line in screen.getvalue().replace("│", " ").splitlines()]
-        if screen.isatty():
-            rows = [line for line in shown if line[:1] in (["device-0"], ["device-1"])]
-            assert rows[-2:] == [["device-0", "4", "0", "0", "0"], ["device-1", "0", "0", "0", "4"]]
-            assert "device-1: lost: device-1: gone" in screen.getvalue()
-        else:
-            assert [line[:2] for line in shown].count(["device-0:", "done"]) == 4
-            assert "device-1: quarantined: not tried any more: 3\n" in screen.getvalue()
+    run = begun(store, lab)
+    run_lab(lab, store, run, fakes(lab, device_1=lost), watch=tell, clock=QUICK)
+    shown = capsys.readouterr().err
+    assert [line.split()[:2] for line in shown.splitlines()].count(["device-0:", "done"]) == 4
+    assert "device-1: quarantined: not tried any more: 3\n" in shown
 
 
 def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:

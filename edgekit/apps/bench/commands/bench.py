@@ -9,12 +9,11 @@ import click
 from pydantic import Field
 
 from edgekit import OpenOptions, open_artifact
-from edgekit.apps.bench.commands.reports import ReportFiles, show_measurements
+from edgekit.apps.bench.commands.reports import ReportFiles, show_report
 from edgekit.commands import (
     OPENING,
     SectionedCommand,
     SomeFields,
-    adapter_of,
     json_option,
     options,
     progress_display,
@@ -41,9 +40,6 @@ class BenchOptions(Frozen):
     repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
     loads: Loads = Field(
         default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
-    )
-    adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
-        default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
     )
     share: Path | None = Field(
         default=None,
@@ -90,7 +86,6 @@ def command(
         raise InvalidInput("--peer-python: belongs to a peer; name one with --against, or leave it out")
     if opening.memory is not None:
         opening = opening.model_copy(update={"on_pressure": "refuse"})  # what is measured is what was asked for
-    adapter = adapter_of(choice.adapter) if choice.adapter is not None else None
     workloads = [read_workload(name) for name in choice.workloads or ("quick",)]
     if choice.repeats is not None:
         workloads = [each.model_copy(update={"repeats": choice.repeats}) for each in workloads]
@@ -103,21 +98,21 @@ def command(
                 artifacts,
                 workload,
                 opening=opening,
-                adapter=adapter,
                 against=choice.against,
                 peer_python=choice.peer_python,
                 loads=choice.loads,
                 machine=machine,
                 progress=progress,
             )
-    files.write(Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements)))
+    report = Report(title=context_of(measurements)[:_LONGEST_TITLE], measurements=tuple(measurements))
+    files.write(report)
     if not as_json and all(each.status == "failed" for each in measurements):
         raise TargetFailed(measurements[0].why)
     if as_json:
         for each in measurements:
             click.echo(each.model_dump_json())
     else:
-        show_measurements(measurements)
+        show_report(report)
     own = [each for each in measurements if each.subject.artifact_sha256 is not None]
     if choice.share is not None:
         from edgekit.apps.bench.sharing import share

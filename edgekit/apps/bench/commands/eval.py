@@ -8,8 +8,8 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit.apps.bench.commands.reports import ReportFiles, show, show_notes
-from edgekit.commands import SectionedCommand, as_typed, json_option, options, progress_display
+from edgekit.apps.bench.commands.reports import ReportFiles, show_report
+from edgekit.commands import SectionedCommand, json_option, options, progress_display
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 
@@ -20,11 +20,7 @@ class EvalSubject(Frozen):
     reference: str | None = Field(
         default=None, description="The float model, or another artifact, instead of the model it was made from."
     )
-    tasks: tuple[str, ...] = Field(
-        default=(),
-        description="humaneval, gsm8k, hellaswag, truthfulqa, calls (several with commas), or a jsonl of your own tasks"
-        " (choice, exact or tool).",
-    )
+    tasks: Path | None = Field(default=None, description="A jsonl of your own tasks: choice, exact or tool.")
 
 
 class EvalText(Frozen):
@@ -37,34 +33,21 @@ class EvalText(Frozen):
     window: Annotated[int, Field(ge=16, le=1 << 17)] = Field(default=512, description="Tokens in each piece of it.")
 
 
-class PublicTaskOptions(Frozen):
-    """The options of public tasks."""
-
-    limit: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Ask at most this many items of each public task."
-    )
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Order of the items, and sampling.")
-    temperature: float = Field(default=0.0, description="Sample the answers of public tasks.")
-    allow_code: bool = Field(default=False, description="Run the programs that the model writes (humaneval), isolated.")
-    fresh: bool = Field(default=False, description="Ask every item again, instead of using kept answers.")
-
-
 _EXAMPLES = """\b
 Examples:
   edgekit eval my-artifact
-  edgekit eval my-artifact --tasks hellaswag,gsm8k
+  edgekit eval my-artifact --tasks my-tasks.jsonl
 """
 
 
 @click.command(name="eval", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifact", type=Path)
-@options(subject=EvalSubject, read=EvalText, public=PublicTaskOptions, files=ReportFiles)
+@options(subject=EvalSubject, read=EvalText, files=ReportFiles)
 @json_option("Print the Evaluation as JSON, and nothing else.")
 def command(
     artifact: Path,
     subject: EvalSubject,
     read: EvalText,
-    public: PublicTaskOptions,
     files: ReportFiles,
     as_json: bool,
 ) -> int:
@@ -72,28 +55,17 @@ def command(
 
     The result is kept, and `edgekit plan` uses it instead of its prior. Exits with 5 if the tokenizer, the
     chat template or the end-of-text tokens differ from the model's.
-
-    With names of public tasks, the tasks run instead: accuracy with 95 % intervals and, if --reference is another
-    artifact, paired differences. Data sets are fetched once with pip.
     """
-    from edgekit.apps.bench.commands.public_tasks import evaluate_public, names_in
-
-    names = names_in(subject.tasks)
-    _refuse_ignored("read" if names else "public", bool(names))
-    files.check(charts=False)
-    if names:
-        from edgekit.apps.bench.tasks.run import TaskOptions
-
-        chosen = TaskOptions(public.limit, public.seed, public.temperature, public.allow_code, public.fresh)
-        evaluate_public(artifact, subject.reference, names, chosen, as_json, files)
-        return 0
     from edgekit.apps.bench.eval.evaluate import BUNDLED_TEXT, evaluate
     from edgekit.apps.bench.eval.local_tasks import read_tasks
-    from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
     from edgekit.apps.bench.report.results import Report
-    from edgekit.apps.bench.report.tables import notes_of
 
-    tasks = read_tasks(Path(subject.tasks[0])) if subject.tasks else None
+    files.check()
+    if subject.tasks is not None and not subject.tasks.exists():
+        raise InvalidInput(
+            f"--tasks {subject.tasks}: no such file; public tasks are asked by lm-eval, of `edgekit serve`"
+        )
+    tasks = read_tasks(subject.tasks) if subject.tasks is not None else None
     with progress_display() as progress:
         evaluation = evaluate(
             artifact,
@@ -109,21 +81,9 @@ def command(
     if as_json:
         click.echo(evaluation.model_dump_json())
     else:
-        show(quality_table([evaluation]))
-        if evaluation.tasks:
-            show(tasks_table([evaluation]))
-        if not evaluation.is_sound:
-            show(checks_table([evaluation]))
-        show_notes(notes_of(report))
+        show_report(report)
         if read.text is None and evaluation.model != "demo":
             click.echo(f"measured on {BUNDLED_TEXT}; --text FILE measures on a text like your users'")
         kept = f"kept as {evaluation.fact}" if evaluation.fact else "not kept: it was not compared with its model"
         click.echo(kept)
     return 0 if evaluation.is_sound else 5
-
-
-def _refuse_ignored(keyword: str, with_public: bool) -> None:
-    where = "the comparison over a text; leave it out with public tasks" if with_public else "public tasks; name some"
-    given = [word for word in as_typed(keyword) if word.startswith("--")]
-    if given:
-        raise InvalidInput(f"{given[0]}: belongs to {where}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -16,9 +15,8 @@ from edgekit.common.options import Option
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edgekit.apps.bench.measurement import Measurement
-    from edgekit.apps.bench.report.cells import Table
     from edgekit.apps.bench.report.results import Report
+    from edgekit.apps.bench.report.tables import Table
 
 
 class ReportFiles(Frozen):
@@ -29,55 +27,33 @@ class ReportFiles(Frozen):
     )
     forms: ClassVar[tuple[str, ...]] = (".json", ".html", ".md")
 
-    def check(self, *, charts: bool = True) -> None:
+    def check(self) -> None:
         """Check before the work that every file has a known form and can be written."""
         for path in self.output:
             if path.suffix not in self.forms:
                 raise InvalidInput(f"--output {path}: the suffix says the form; give one of {', '.join(self.forms)}")
             check_output(path)
-        if charts and any(path.suffix == ".html" for path in self.output):
-            from edgekit.apps.bench.report.charts import check_charts
-
-            check_charts()
 
     def write(self, report: Report, **others: Callable[[], bytes]) -> None:
-        """Write every file; a page links to the JSON file. `others` makes further forms, by suffix without the dot."""
+        """Write every file. `others` makes further forms, by suffix without the dot."""
         from edgekit.apps.bench.report.markdown import markdown
         from edgekit.apps.bench.report.page import page
         from edgekit.apps.bench.report.results import to_json
 
-        data = next((path for path in self.output if path.suffix == ".json"), None)
+        texts = {".json": to_json, ".html": page, ".md": markdown}
         for path in self.output:
-            if path.suffix == ".html":
-                link = os.path.relpath(data, path.parent) if data is not None else None
-                content = page(report, link).encode()
-            elif path.suffix in (".json", ".md"):
-                content = (to_json if path.suffix == ".json" else markdown)(report).encode()
-            else:
-                content = others[path.suffix.removeprefix(".")]()
-            write_output(path, content)
+            text = texts.get(path.suffix)
+            write_output(path, text(report).encode() if text else others[path.suffix.removeprefix(".")]())
 
 
-def show_measurements(measurements: Sequence[Measurement]) -> None:
-    """Print the headline and tables of speed, drafting, memory and formats; report files have memory by class too."""
+def show_report(report: Report) -> None:
+    """Print the headline, the tables and the notes; report files have memory by class and the conditions too."""
     from edgekit.apps.bench.report.headline import headline
-    from edgekit.apps.bench.report.results import Report
-    from edgekit.apps.bench.report.tables import (
-        formats_table,
-        memory_table,
-        notes_of,
-        speculation_table,
-        speed_table,
-    )
+    from edgekit.apps.bench.report.tables import notes_of, tables
 
-    report = Report(title="", measurements=tuple(measurements))
     new_console().print(headline(report).sentence, markup=False)
-    for workload in dict.fromkeys(one.workload for one in measurements):
-        show(speed_table([one for one in measurements if one.workload == workload], workload))
-    if any(one.speculation for one in measurements):
-        show(speculation_table(measurements))
-    show(memory_table(measurements))
-    show(formats_table(measurements))
+    for table in tables(report, brief=True):
+        show(table)
     show_notes(notes_of(report))
 
 

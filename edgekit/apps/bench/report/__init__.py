@@ -1,1 +1,1 @@
-"""Reports for people: the same tables as a terminal, Markdown and one self-contained HTML page with charts."""
+"""Reports for people: the same tables as a terminal, Markdown and one self-contained HTML page."""

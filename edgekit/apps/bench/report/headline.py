@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import CaseResult, Measurement
-from edgekit.apps.bench.report.cells import number, seconds
 from edgekit.apps.bench.report.results import Report
+from edgekit.apps.bench.report.tables import number, seconds
 from edgekit.apps.bench.statistics import SIGNIFICANT, ShownSummary, differ, shown_summary, values_of
 from edgekit.common.units import show_bytes
 
 _MOST_NAMES = 3
-_SLOWER, _MUCH_SLOWER = 0.9, 0.6  # measured over predicted speed
-_LARGER, _MUCH_LARGER = 1.05, 1.2  # measured over predicted memory
-
-FigureVerdict = Literal["good", "fair", "poor"]
 
 
 class Figure(NamedTuple):
-    """One figure of the head; `verdict` compares it with the prediction; None without one."""
+    """One figure of the head, compared with the prediction if there is one."""
 
     label: str
     value: str
     detail: str
-    verdict: FigureVerdict | None = None
 
 
 class Headline(NamedTuple):
@@ -123,9 +118,7 @@ def _figures(speed: _Speed) -> tuple[Figure, ...]:
     else:
         share = rate / predicted.decode_tokens_per_s
         detail = f"predicted {number(predicted.decode_tokens_per_s)} ({share - 1:+.0%})"
-        verdict: FigureVerdict = "good" if share >= _SLOWER else "fair" if share >= _MUCH_SLOWER else "poor"
-        # The prediction is for an idle machine, so a disturbed figure gets no verdict.
-        figures.append(Figure("Tokens per second", value, detail, None if decode.is_disturbed else verdict))
+        figures.append(Figure("Tokens per second", value, detail))
     private = run.memory.anonymous_bytes
     if private is not None and (predicted is None or predicted.private_bytes <= 0):
         figures.append(Figure("Private memory", show_bytes(private), "of the whole process"))
@@ -133,8 +126,7 @@ def _figures(speed: _Speed) -> tuple[Figure, ...]:
         share = private / predicted.private_bytes
         most = show_bytes(predicted.private_bytes)
         detail = f"within {most}" if share <= 1 else f"predicted {most} ({share - 1:+.0%})"  # a bound, which may hold
-        verdict = "good" if share <= _LARGER else "fair" if share <= _MUCH_LARGER else "poor"
-        figures.append(Figure("Private memory", show_bytes(private), detail, verdict))
+        figures.append(Figure("Private memory", show_bytes(private), detail))
     return tuple(figures)
 
 

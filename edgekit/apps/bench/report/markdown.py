@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edgekit.apps.bench.report.cells import Table
 from edgekit.apps.bench.report.headline import Headline, headline
 from edgekit.apps.bench.report.results import Report
-from edgekit.apps.bench.report.tables import notes_of, tables
+from edgekit.apps.bench.report.tables import Table, notes_of, tables
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 

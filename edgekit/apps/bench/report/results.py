@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import Measurement
-from edgekit.apps.bench.tasks.results import TaskReport
 from edgekit.common.base import Frozen
 from edgekit.common.parsing import parse_json, read_bytes, validate
 from edgekit.errors import InvalidInput, quote_short
@@ -40,8 +39,9 @@ class Report(Frozen):
     title: str = Field(max_length=400)
     measurements: tuple[Measurement, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    tasks: TaskReport | None = None
-    points: tuple[object, ...] = Field((), exclude=True)  # of reports that an older version wrote
+    # Of reports that an older version wrote.
+    tasks: object = Field(None, exclude=True)
+    points: tuple[object, ...] = Field((), exclude=True)
     tables: tuple[Figures, ...] = ()
     notes: tuple[str, ...] = ()
 

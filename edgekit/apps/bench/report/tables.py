@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import CaseResult, Measurement, Metric
-from edgekit.apps.bench.report.cells import Table, number, seconds, size
 from edgekit.apps.bench.report.compare import Comparison
-from edgekit.apps.bench.report.quality_tables import checks_table, quality_table, tasks_table
 from edgekit.apps.bench.report.results import Report
-from edgekit.apps.bench.report.task_tables import comparisons_table, public_tasks_table
 from edgekit.apps.bench.statistics import median, shown_summary
 from edgekit.common.units import show_bytes
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Return every table of the report, speed first."""
+class Table(NamedTuple):
+    """Rows under a head; the first column names the row."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def number(value: float) -> str:
+    """Format a number with four significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def size(count: int | None) -> str:
+    return "" if count is None else show_bytes(count)
+
+
+def tables(report: Report, *, brief: bool = False) -> Iterator[Table]:
+    """Return every table of the report, speed first. `brief`: without memory by class and conditions."""
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for workload in workloads:
         yield speed_table([one for one in report.measurements if one.workload == workload], workload)
@@ -23,22 +44,18 @@ def tables(report: Report) -> Iterator[Table]:
         yield speculation_table(report.measurements)
     if report.measurements:
         yield memory_table(report.measurements)
-        if any(one.memory.classes for one in report.measurements):
+        if not brief and any(one.memory.classes for one in report.measurements):
             yield classes_table(report.measurements)
         yield formats_table(report.measurements)
     if report.evaluations:
         yield quality_table(report.evaluations)
     if any(each.tasks for each in report.evaluations):
         yield tasks_table(report.evaluations)
-    if report.tasks is not None:
-        yield public_tasks_table(report.tasks)
-        if report.tasks.comparisons:
-            yield comparisons_table(report.tasks)
     if not all(each.is_sound for each in report.evaluations):
         yield checks_table(report.evaluations)
     for figures in report.tables:
         yield Table(figures.title, figures.head, figures.rows, figures.source)
-    if report.measurements:
+    if report.measurements and not brief:
         yield conditions_table(report.measurements)
 
 
@@ -228,7 +245,6 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
         is_same = info.formats.same_integers and info.weights_sha256 in (None, first)
         engine = f"{info.engine} {info.engine_version}".strip()
         engine += f", draft {info.draft}" if info.draft else ""
-        engine += f", adapter {info.adapter}" if info.adapter else ""
         engine += f", {info.sequences} requests at once" if info.sequences > 1 else ""
         engine += f", prefixes up to {show_bytes(info.prefix_bytes)}" if info.prefix_bytes else ""
         kept = f"window {info.window}, {info.sinks} sinks" if info.window else f"{info.context:,} tokens"
@@ -255,11 +271,69 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
     )  # fmt: skip
 
 
+def quality_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = []
+    for one in evaluations:
+        divergence = one.divergence
+        if divergence is None:
+            continue
+        rows.append(
+            (
+                f"{one.target} {one.backend} {one.recipe}",
+                f"{divergence.kl_mean:.3g} ± {divergence.kl_error:.1g}",
+                f"{divergence.kl_median:.3g}",
+                f"{divergence.kl_p999:.3g}",
+                f"{divergence.kl_max:.3g}",
+                f"{divergence.same_top:.2%} ± {divergence.same_top_error:.2%}",
+                f"{divergence.perplexity:.4g}",
+                f"{divergence.reference_perplexity:.4g}",
+                f"{divergence.log_ratio:+.4f} ± {divergence.log_ratio_error:.4f}",
+                f"{one.bits_per_weight:g}",
+                show_bytes(one.file_bytes),
+            )
+        )
+    first = evaluations[0]
+    counted = f"{first.divergence.tokens:,} tokens of " if first.divergence else ""
+    return Table(
+        "Quality",
+        ("artifact", "KL", "median", "99.9 %", "max", "same top token", "perplexity",
+         "of the reference", "ln ratio", "bits a weight", "files"),
+        tuple(rows),
+        f"{counted}{first.text}, windows of {first.window_tokens}, against {first.reference}. ± is one standard error, "
+        "paired where two models are compared.",
+    )  # fmt: skip
+
+
+def tasks_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = [
+        (
+            f"{one.target} {one.backend} {one.recipe}",
+            task.kind,
+            f"{task.right} of {task.asked}",
+            f"{task.share:.1%} ± {task.error:.1%}",
+            task.failures[0] if task.failures else "",
+        )
+        for one in evaluations
+        for task in one.tasks
+    ]
+    return Table("Tasks", ("artifact", "kind", "right", "share", "first failure"), tuple(rows))
+
+
+def checks_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = [
+        (f"{one.target} {one.backend} {one.recipe}", check.what, "same" if check.same else "DIFFERS", check.detail)
+        for one in evaluations
+        if not one.is_sound
+        for check in one.checks
+    ]
+    return Table("Text to tokens", ("artifact", "what", "", "difference"), tuple(rows))
+
+
 def conditions_table(measurements: Sequence[Measurement]) -> Table:
     """Show the conditions, one run per row; columns that no machine reports are left out."""
     head = (
         "workload", "measured at (UTC)", "machine", "system", "load average", "power", "temperature", "core frequency",
-        "memory read before", "after", "energy", "versions",
+        "memory read before", "after", "versions",
     )  # fmt: skip
     rows: dict[tuple[str, ...], None] = {}
     for one in measurements:
@@ -275,7 +349,6 @@ def conditions_table(measurements: Sequence[Measurement]) -> Table:
             f"{now.frequency_mhz:g} MHz" if now.frequency_mhz is not None else "",
             f"{now.read_gb_s:g} GB/s" if now.read_gb_s else "",
             f"{now.read_gb_s_after:g} GB/s" if now.read_gb_s_after else "",
-            one.energy_source or "",
             ", ".join(f"{name} {version}" for name, version in now.versions.items()),
         ] = None
     kept = [place for place in range(len(head)) if any(row[place] for row in rows)]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Literal
 
 import click
 from pydantic import Field
 
 from edgekit import bill_of_materials, model_card, read_artifact as read_manifest
-from edgekit.apps.bench import read_report, values_of
 from edgekit.commands import options
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
-from edgekit.errors import InvalidInput
 
 
 class BomOptions(Frozen):
@@ -26,9 +23,6 @@ class BomOptions(Frozen):
     )
     format: Literal["cyclonedx", "card"] = Field(
         default="cyclonedx", description="CycloneDX ML-BOM 1.7 in JSON, or a model card in Markdown."
-    )
-    measured: Path | None = Field(
-        default=None, description="State the energy in this report too, which `edgekit bench` made of the artifact."
     )
 
 
@@ -42,25 +36,10 @@ def command(artifact: Path, choice: BomOptions) -> None:
     """
     check_output(choice.output)
     opened = read_manifest(artifact)
-    energy = _measured_energy(choice.measured, opened.sha256) if choice.measured is not None else None
     make = bill_of_materials if choice.format == "cyclonedx" else model_card
-    data = make(opened.manifest, opened.sha256, energy)
+    data = make(opened.manifest, opened.sha256)
     if choice.output is None:
         click.echo(data.decode(), nl=False)
     else:
         write_output(choice.output, data)
         click.echo(f"{choice.output}: {choice.format} of {artifact}")
-
-
-def _measured_energy(path: Path, sha256: str) -> dict[str, float]:
-    """Return the artifact's measured joules per token, by benchmark case."""
-    energy = {
-        case.case: median(values)
-        for each in read_report(path).measurements
-        if each.subject.artifact_sha256 == sha256
-        for case in each.cases
-        if (values := values_of(case, "energy_j_per_token"))
-    }
-    if not energy:
-        raise InvalidInput(f"{path}: measured no energy of the artifact with sha256 {sha256}; leave out --measured")
-    return energy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from edgekit import ModelSpec, Recipe
+from edgekit import ModelSpec
 from edgekit.apps.handover.gpus import GpuGroup
 from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerName, ServerSpeed
 from edgekit.apps.handover.servers.ranks import Load, ServerSubject, kv_bits, misfits, rank_memory, rank_model
@@ -15,7 +15,6 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Violation
 from edgekit.contracts.token_costs import kv_bytes
 
-_WITHOUT_INT8 = ("blackwell",)  # vLLM's page "INT8 W8A8": not from compute capability 10 on
 MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine
 
 
@@ -83,7 +82,7 @@ def price_layout(
     """Predict memory and speed of a layout under a load, and collect the requirements it misses."""
     model, recipe = subject.model, subject.recipe
     facts = SERVERS[request.to]
-    violations = [*_machine(layout), *_formats(group, recipe, load, request)]
+    violations = [*_machine(layout), *_formats(group, load)]
     divides = list(misfits(model, recipe, layout, uneven_experts=facts.uneven_experts))
     if subject.draft is not None:
         misfit = misfits(subject.draft, recipe, layout, uneven_experts=facts.uneven_experts)
@@ -104,14 +103,11 @@ def _machine(layout: ParallelLayout) -> Iterator[Violation]:
         yield Violation("links", f"tensor parallel over {layout.tensor} GPUs", f"the {MACHINE_GPUS} of one machine")
 
 
-def _formats(group: GpuGroup, recipe: Recipe, load: Load, request: ServerRequest) -> Iterator[Violation]:
-    """Refuse FP8 and 8-bit integer arithmetic on a GPU without it."""
-    on_gpu = f"on {group.gpu.name}, which is {group.gpu.architecture}"
-    if group.gpu.fp8_tflops is None and (load.kv_format == "fp8" or recipe.is_fp8()):
-        what = "a KV cache in FP8" if load.kv_format == "fp8" else f"recipe {recipe.name}"
-        yield Violation("fp8", f"{what} {on_gpu}", "a GPU with FP8")
-    if request.activation_format == "int8" and group.gpu.architecture in _WITHOUT_INT8:
-        yield Violation("int8", f"8-bit activations {on_gpu}", "a GPU with kernels for them")
+def _formats(group: GpuGroup, load: Load) -> Iterator[Violation]:
+    """Refuse a cache in FP8 on a GPU without it."""
+    if group.gpu.fp8_tflops is None and load.kv_format == "fp8":
+        found = f"a KV cache in FP8 on {group.gpu.name}, which is {group.gpu.architecture}"
+        yield Violation("fp8", found, "a GPU with FP8")
 
 
 def _limits(

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from edgekit import Recipe, find_recipe
-from edgekit.apps.handover.server_plan import ActivationFormat, KVFormat, ServerName
+from edgekit.apps.handover.server_plan import KVFormat, ServerName
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 
@@ -34,15 +34,11 @@ class ServerRequest(Frozen):
     )
     recipe: Annotated[Recipe | None, BeforeValidator(find_recipe), Option(short="r")] = Field(
         default=None,
-        description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; by default the"
+        description="How weights are stored: a name such as s4-g128, or a YAML file of rules; by default the"
         " recipe of the neutral weights, else balanced, also with --effort quick: a plan knows no effort.",
     )
     kv_format: KVFormat = Field(
         default="auto", description="The format of the KV cache: auto is 16 bits, fp8 halves it."
-    )
-    activation_format: ActivationFormat = Field(
-        default="auto",
-        description="The inputs of linears stored in 8 bits: auto keeps 16 bits, int8 rounds them token by token.",
     )
     disaggregate: bool = Field(
         default=False, description="Read prompts on some copies of the model and decode on the others."

