@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -433,68 +429,6 @@ def test_calibrated_weights_are_whole_and_measured(tmp_path: Path, family: str, 
     assert len(measured) == len(linears)
     assert all(0 <= error < 0.2 for error in measured)
     assert any("layer 1 (rounding error of the last one" in what for what in told)
-
-
-def _quantise(model: Path, store: Path, told: Any, answer: Any) -> None:
-    torch.set_num_threads(1)
-
-    def progress(done: float, total: float, what: str) -> None:
-        told.value += what.startswith("neutral weights")
-
-    weights = neutral_weights(
-        model,
-        named_recipe("s4-g32"),
-        method="gptq",
-        calibration=calibration_of(),
-        store=ContentStore(store),
-        progress=progress,
-    )
-    answer.put(weights.sha256)
-
-
-@pytest.mark.slow
-def test_run_killed_at_random_moments_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    kind, config = models.FAMILIES["llama"]
-    deep = {**config, "num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
-    models.write_model(tmp_path / "model", kind, deep)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    moments = random.Random(3)
-
-    def start(store: Path) -> tuple[Any, Any, Any]:
-        told, answer = context.RawValue("i", 0), context.SimpleQueue()
-        process = context.Process(target=_quantise, args=(tmp_path / "model", store, told, answer))
-        process.start()
-        return process, told, answer
-
-    def finished(store: Path) -> str:
-        process, _, answer = start(store)
-        process.join(240)
-        assert process.exitcode == 0
-        return str(answer.get())
-
-    since = time.monotonic()
-    expected = finished(tmp_path / "whole")
-    layer_s = (time.monotonic() - since) / 10
-    stores, kills = [tmp_path / "0"], 0
-    while kills < 3:
-        assert len(stores) <= 20, "it ends each time before it can be killed"
-        process, told, answer = start(stores[-1])
-        parts = moments.randint(1, 3)
-        while told.value < parts and process.is_alive():
-            time.sleep(0.001)
-        process.join(moments.uniform(0, layer_s))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:
-            assert answer.get() == expected
-            stores.append(tmp_path / str(len(stores)))
-        else:
-            assert process.exitcode == -signal.SIGKILL
-            kills += 1
-    assert finished(stores[-1]) == expected
-    # Killed after the last rename, a process leaves its lock's file, which locks nothing.
-    assert not list(stores[-1].glob(".*.part"))
 
 
 class StoppedError(Exception):

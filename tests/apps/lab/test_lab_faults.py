@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
 from measured import fake, install_fake
-from ssh_hosts import Host, answering, needs_ssh, servers
+from ssh_hosts import answering, needs_ssh, servers
 
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.report.markdown import markdown
@@ -33,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux"),
     pytest.mark.usefixtures("home"),
 ]
-is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes networks and disks")
+is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes disks")
 
 
 @pytest.fixture
@@ -119,26 +117,6 @@ def test_a_lost_device_is_tried_again_and_reported(
     assert "8 cells: 8 ok" in text and "What happened on the way" in text
     assert f"| here | {lost[0].entry} | 1 | infra_lost |" in text and said in text
     assert others["device-0"].calls == 4
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("sys.exit(print('{}'))", "answered no measurement"),
-        ("print('x' * 5000)", "instead of one measurement"),
-        ("os.environ['TEMPLATE'] = '/dev/null'", "exit code 1"),
-    ],
-    ids=["an empty answer", "two answers", "an error"],
-)
-def test_a_wrong_answer_stays_a_wrong_answer(store: LabStore, tmp_path: Path, fault: str, said: str) -> None:
-    lab, here = local_lab(tmp_path, fault)
-    run = begun(store, lab)
-    for _ in range(2):
-        run_lab(lab, store, run, {**fakes(lab), "here": here}, clock=QUICK)
-        assert store.states(run, "here") == {"done": 3, "failed": 1}
-    (failed,) = (one for one in store.attempts(run) if one.outcome == "failed")
-    assert said in failed.why and f"| {failed.entry} | 1 | failed |" in report(store, run)
-    assert here.calls == 4
 
 
 DRIVER = """
@@ -298,61 +276,3 @@ def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: P
     whole(store, first)
     tried = [one for one in store.attempts(first) if one.outcome == "infra_lost"]
     assert [(one.number, one.why) for one in tried] == [(1, "gone the 1. time"), (2, "gone the 2. time")]
-
-
-@contextmanager
-def network(name: str) -> Iterator[str]:
-    """Make a network with one host and yield the host's address. The host's end is `NAME-b`."""
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        pytest.skip("no network namespace can be made here: needs ip, and the right to use it")
-    near, far = f"{name}-a", f"{name}-b"
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-    try:
-        for command in (
-            f"ip link add {near} type veth peer name {far} netns {name}",
-            f"ip addr add {net}.1/30 dev {near}",
-            f"ip link set {near} up",
-            f"ip -n {name} addr add {net}.2/30 dev {far}",
-            f"ip -n {name} link set {far} up",
-            f"ip -n {name} link set lo up",
-        ):
-            if subprocess.run(command.split(), capture_output=True).returncode:
-                pytest.skip(f"no network of its own can be made here: {command}")
-        yield f"{net}.2"
-    finally:
-        subprocess.run(["ip", "link", "del", near], capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], check=True)
-
-
-@is_root
-@pytest.mark.slow
-@needs_ssh
-def test_a_network_that_is_cut_loses_one_attempt_and_no_result(store: LabStore, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    name = f"ek{os.getpid() % 100000}"
-    lab = lab_of(tmp_path, 1)
-    with network(name) as address, servers(tmp_path, namespace=name, address=address) as start:
-        host: Host = start()
-        say = f"open({str(log)!r}, 'a').write"
-        wait = f"time.sleep(300 if open({str(log)!r}).read().count('begin') == 2 else 0.1)"
-        spec = host.spec("host", python=answering(host.home, f"{say}('begin ')\n{wait}\n{say}('end ')"))
-        lab = lab.model_copy(update={"devices": (spec,)})
-        run = begun(store, lab)
-
-        def cut() -> None:
-            while not log.exists() or log.read_text().count("begin") < 2:
-                time.sleep(0.05)
-            subprocess.run(["ip", "link", "set", f"{name}-a", "down"], check=True)
-            while not any(one.outcome == "infra_lost" for one in store.attempts(run)):
-                time.sleep(0.1)
-            subprocess.run(["ip", "link", "set", f"{name}-a", "up"], check=True)
-
-        cutting = Thread(target=cut, daemon=True)
-        cutting.start()
-        run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(beat_s=1.0, back_off_s=3.0))
-        cutting.join()
-    whole(store, run)
-    # The program that kept running during the cut was ended before the retry.
-    assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
-    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
-    assert 1 <= len(lost) <= 2 and "infra_lost" in report(store, run) and "lost" in lost[0].why
