@@ -50,7 +50,7 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
             **asked,
         }
     )
-    return make_plans(str(model), [tiny_models.DEVICE], request)[0]
+    return make_plans(str(model), [tiny_models.DEVICE], request)[0].model_copy(update={"threads": 1})
 
 
 def always(artifact: Artifact) -> FixedLengthDrafting:

@@ -16,12 +16,9 @@ from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
 from measured import fake, install_fake
 from ssh_hosts import answering, needs_ssh, servers
 
-from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.report.markdown import markdown
 from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect
 from edgekit.apps.lab.leases import lease
-from edgekit.apps.lab.local import LocalDevice
-from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import report_of, rows_of
 from edgekit.apps.lab.run import Clock, run_lab
 from edgekit.apps.lab.store import LabStore
@@ -54,69 +51,6 @@ def whole(store: LabStore, run: str) -> None:
         assert found is not None and found.workload_sha256 == entry.workload_sha256
     measured = [one.entry for one in store.attempts(run) if one.outcome == "measured"]
     assert len(measured) == len(set(measured))
-
-
-class Troubled(LocalDevice):
-    """This machine, with a fault in its second measurement and a short time limit."""
-
-    def __init__(self, spec: DeviceSpec, mark: Path, little_s: float | None = None) -> None:
-        super().__init__(spec)
-        self.mark, self.little_s, self.calls = mark, little_s, 0
-
-    def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        self.calls += 1
-        if self.calls == 2:
-            self.mark.touch()
-            timeout_s = self.little_s or timeout_s
-        try:
-            return super().measure(artifact, workload, timeout_s=timeout_s)
-        finally:
-            self.mark.unlink(missing_ok=True)
-
-
-def local_lab(folder: Path, fault: str, little_s: float | None = None) -> tuple[Lab, Troubled]:
-    """Make a lab with that machine and a second device."""
-    lab = lab_of(folder, 1)
-    home = folder / "agent"
-    home.mkdir()
-    template = FakeDevice(lab.devices[0]).usual(folder / "one", "quick")
-    (home / "template.json").write_text(template.model_dump_json())
-    mark = home / "now"
-    spec = DeviceSpec(
-        name="here",
-        kind="local",
-        profile="raspberry-pi-5-8gb",
-        environment={"TEMPLATE": str(home / "template.json")},
-        limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
-        options={"python": answering(home, f"if os.path.exists({str(mark)!r}):\n    {fault}", by_name=True)},
-    )
-    return lab.model_copy(update={"devices": (spec, *lab.devices)}), Troubled(spec, mark, little_s)
-
-
-@pytest.mark.parametrize(
-    ("fault", "little_s", "said"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", None, "SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", 2.0, "took longer than 2 s and was ended"),
-        ("time.sleep(600)", 2.0, "took longer than 2 s and was ended"),
-        ("os.write(os.open('/dev/full', os.O_WRONLY), b'x')", None, "its disk is full"),
-    ],
-    ids=["killed", "stopped", "slow", "disk full"],
-)
-def test_a_lost_device_is_tried_again_and_reported(
-    store: LabStore, tmp_path: Path, fault: str, little_s: float | None, said: str
-) -> None:
-    lab, here = local_lab(tmp_path, fault, little_s)
-    run = begun(store, lab)
-    others = fakes(lab)
-    run_lab(lab, store, run, {**others, "here": here}, clock=QUICK)
-    whole(store, run)
-    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
-    assert len(lost) == 1 and said in lost[0].why and here.calls == 5
-    text = report(store, run)
-    assert "8 cells: 8 ok" in text and "What happened on the way" in text
-    assert f"| here | {lost[0].entry} | 1 | infra_lost |" in text and said in text
-    assert others["device-0"].calls == 4
 
 
 DRIVER = """
@@ -156,10 +90,15 @@ def logging(log: Path, seconds: float) -> str:
 
 @pytest.mark.slow
 def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(store: LabStore, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    lab, here = local_lab(tmp_path, "pass")
-    options = {"python": answering(tmp_path / "agent", logging(log, 1.5), by_name=True)}
-    spec = here.spec.model_copy(update={"options": options})
+    log, home, lab = tmp_path / "log", tmp_path / "agent", lab_of(tmp_path, 1)
+    home.mkdir()
+    template = FakeDevice(lab.devices[0]).usual(tmp_path / "one", "quick")
+    (home / "template.json").write_text(template.model_dump_json())
+    spec = DeviceSpec(
+        name="here", kind="local", profile="raspberry-pi-5-8gb", limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
+        environment={"TEMPLATE": str(home / "template.json")},
+        options={"python": answering(home, logging(log, 1.5), by_name=True)},
+    )  # fmt: skip
     lab = lab.model_copy(update={"devices": (spec,)})
     run = begun(store, lab)
     killed_while_measuring(store, run, log)
