@@ -97,7 +97,7 @@ fuzz: .venv/.with-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/fault_points.py
 	$(BIN)/python tests/helpers/hostile_requests.py --count 100000
 	$(BIN)/python tests/helpers/large_inputs.py --at-once 4
-	$(BIN)/python tests/helpers/large_inputs.py --max-body 16MiB
+	$(BIN)/python tests/helpers/large_inputs.py --past-the-limit
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/pairs_of_commands.py --rounds 20
 	$(PYTEST) -m hypothesis --hypothesis-profile random
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from edgekit_onnx import prepacking
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from edgekit.common.packages import UNREPORTED
+from edgekit.device.detect import measuring
 
 # The same examples at every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random")
 settings.load_profile("same")
+IN_CHILDREN = {(prepacking, "_child"): prepacking._child, (measuring, "_in_a_child"): measuring._in_a_child}
 LONGEST = ("/targets/", "/real/", "test_lab_", "test_composition", "test_sealed_heads", "test_self_check")
 
 
@@ -27,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in UNREPORTED.items():  # before any test imports these vendors
         os.environ.setdefault(name, value)
     os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # plans do not depend on earlier measurements
+    # Every test with a home of its own would start Python for these, a second each.
+    prepacking._child = lambda *_: None  # weights are packed in this process
+    measuring._in_a_child = lambda cores, *_: measuring.MachineSpeed(read_gb_s=20.0, fp32_tflops=0.1, cores=cores)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,11 +57,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of later garbage collections, which would look through all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a test its own cache and facts of the machine."""
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let weights be packed and this machine's speed be measured in processes of their own, as outside of tests."""
+    for (module, name), function in IN_CHILDREN.items():
+        monkeypatch.setattr(module, name, function)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """The check of an artifact's files before they are sealed: weights read back, then logits on real text.
 
-Each check finds errors that the other misses. Reading every matrix back finds weights in the wrong place. Comparing
-next-token distributions with the reference decoder finds a wrong rope, norm, mask or cache. The reference rounds what
-the engine rounds, so what is left is a fault; the loss by rounding itself is a figure, and never refused.
+Reading every matrix back finds weights in the wrong place. Comparing next-token distributions with the reference
+decoder, which rounds what the engine rounds, finds a wrong rope, norm, mask or cache; the loss by rounding is a figure.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.checked_reference import Again, check_varied, reference_logits
 from edgekit.artifact.read_back import StoredWeights, failed, read_back
+from edgekit.common.cores import usable_cores
 from edgekit.common.progress import Progress
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.neutral import NeutralWeights
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 CHECKED_TOKENS = 96
 _ENDS_WITHIN_S = 20.0  # of the reference that is not needed any more: some layers
 TOKENS_A_CALL = 32  # small enough for several calls, so that the cache is checked too
-# The largest error of float weights, as a share of the largest logit.
-MAX_FLOAT_ERROR = 0.02
+MAX_FLOAT_ERROR = 0.02  # of float weights, as a share of the largest logit
 # The largest mean KL divergence, in nats, of quantised weights from the reference on the same integers. Above it, the
 # reference is run again with activations in int8, and the artifact's KL may be MAX_KL_OF_ROUNDING times that run's KL.
 # That KL differs by a factor of 50 between models, and a rope of the wrong base costs each of them several times more.
@@ -90,6 +89,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     Raises `TargetFailed` if they are wrong, and `InvalidInput` if the model itself predicts nothing.
     """
     progress(0, 3, "self-check: reading the weights back")
+    plan = plan.model_copy(update={"threads": min(plan.threads, usable_cores().number)})  # not those of its device
     missing = target.missing()
     if missing:
         return CheckResult(f"packed-only: {read_back(target, plan, weights, files)}; not run: {missing}")

@@ -21,6 +21,7 @@ pytest.importorskip("torch")
 from edgekit import plugins
 from edgekit.artifact.read_back import read_back
 from edgekit.artifact.self_check import CHECKED_TOKENS, checked_tokens, compare, self_check
+from edgekit.common.cores import UsableCores
 from edgekit.common.progress import no_progress
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.neutral import NeutralWeights
@@ -210,7 +211,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
         wish = PlanRequest(recipe=named_recipe(recipe), target=target, context=256, kv_bits=kv_bits)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("EDGEKIT_HOME", str(tmp_path_factory.mktemp("home")))
-            plan = make_plans(str(model), [DEVICES[target]], wish)[0]
+            plan = make_plans(str(model), [DEVICES[target]], wish)[0].model_copy(update={"threads": 1})
             weights = weights_of(model, recipe)
             if not plan.recipe.is_native():
                 plan = plan.model_copy(update={"recipe": weights.recipe})
@@ -351,6 +352,24 @@ def test_an_interruption_does_not_wait_for_the_reference(
     with pytest.raises(KeyboardInterrupt):
         self_check(*make("onnx"), tmp_path / "files", no_progress)
     assert ended == [True]
+
+
+@pytest.mark.onnx
+def test_the_check_takes_no_more_threads_than_this_machine_has(
+    make: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, threads = make("onnx"), list[int]()
+    made.target.export(made.plan, made.weights, tmp_path / "files", no_progress)
+    opened = type(made.target).open
+
+    def noted(target: Target, plan: Plan, files: Path, **options: Any) -> Engine:
+        threads.append(plan.threads)
+        return opened(target, plan, files, **options)
+
+    monkeypatch.setattr(type(made.target), "open", noted)
+    monkeypatch.setattr("edgekit.artifact.self_check.usable_cores", lambda: UsableCores(1, "a mask of one core"))
+    self_check(made.target, made.plan.model_copy(update={"threads": 8}), made.weights, tmp_path / "files", no_progress)
+    assert threads and set(threads) == {1}
 
 
 def formats(plan: Plan) -> set[Format]:

@@ -363,6 +363,7 @@ def test_arbitrary_sysctl_output_gives_a_profile_or_an_edgekit_error(sysctl: str
     assert isinstance(device, DeviceProfile)
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_speeds_are_measured_once_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     first = measuring.machine_speed(1, 1 << 20, 1 * GIB)
@@ -392,6 +393,7 @@ def test_a_disturbed_measurement_never_lowers_the_remembered_speed(
         assert (kept.read_gb_s, kept.fp32_tflops) == remembered
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_speed_is_measured_in_process_if_no_child_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     monkeypatch.setattr("sys.executable", "/nonexistent/python")

@@ -82,13 +82,6 @@ def unbroken(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_loss_falls(unbroken: Path) -> None:
-    for name in ("target", "draft"):
-        found = losses(unbroken, name)
-        assert sum(found[-3:]) < 0.8 * sum(found[:3]), name
-    assert len(losses(unbroken, "target")) == STEPS
-
-
 def test_the_folders_open_in_edgekit_and_in_transformers_with_the_same_logits(unbroken: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,30 +104,6 @@ def test_the_folders_open_in_edgekit_and_in_transformers_with_the_same_logits(un
             messages, tokenize=False, add_generation_prompt=True
         )
         assert shown == "<|bos|><|user|>\nWrite `f`.<|end|>\n<|assistant|>\n"
-
-
-def test_the_card_and_figures_describe_the_training(unbroken: Path) -> None:
-    figures = json.loads((unbroken / "figures.json").read_text())
-    card = (unbroken / "README.md").read_text()
-    assert 1.0 < figures["target_perplexity"] < 200.0
-    assert 0.0 < figures["sum_min_p_q"] <= 1.0
-    assert f"{figures['target_perplexity']:.2f}" in card
-    assert f"{figures['greedy_agreement']:.3f}" in card
-    assert f"trained at {LENGTH}, at the end at {2 * LENGTH}, rope" in card
-    assert "as stated by its owner" in card
-
-
-def test_training_continues_from_given_weights(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
-    run, steps = tmp_path / "more", 4
-    begin = ("--init-from", str(unbroken / "target"))
-    with pytest.raises(SystemExit, match=r"target has a vocabulary of .*, the tokenizer one of 4096"):
-        train(*options(corpus, tmp_path / "unlike", *begin, "--tokenizer", str(BUNDLED / "tokenizer.json")))
-    train(*options(corpus, run, *begin, steps=steps))
-    assert losses(run, "target")[0] < losses(unbroken, "target")[0] * 0.8
-    card = (run / "README.md").read_text()
-    assert "the target went on from the weights of `target`, the draft began with random weights" in card
-    seen = json.loads((run / "target" / "training.json").read_text())
-    assert seen == {"tokens_seen": (STEPS + steps) * WINDOWS * LENGTH}
 
 
 def test_stopped_training_resumes_with_equal_losses(
@@ -163,13 +132,6 @@ def test_stopped_training_resumes_with_equal_losses(
     for name in ("target", "draft"):
         assert losses(run, name) == losses(unbroken, name)
         assert (run / name / "model.safetensors").read_bytes() == (unbroken / name / "model.safetensors").read_bytes()
-
-
-def test_a_finished_run_is_not_trained_over(corpus: Path, unbroken: Path) -> None:
-    with pytest.raises(SystemExit, match="--resume goes on with it"):
-        train(*options(corpus, unbroken))
-    with pytest.raises(SystemExit, match="made with other settings"):
-        train(*options(corpus, unbroken, "--resume", "--chat-share", "0.5"))
 
 
 def test_a_split_without_held_out_files_is_refused(corpus: Path, tmp_path: Path) -> None:

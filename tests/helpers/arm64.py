@@ -56,7 +56,6 @@ TESTS = tuple(
     for name in (
         "targets/test_conformance_of_engines",
         "runtime/test_loop",
-        "runtime/test_exact_law",
         "runtime/test_chat_templates",
     )
 )

@@ -1,5 +1,7 @@
 """Calls that llama.cpp would end the process for, one after the other: each must be a typed error before.
 
+The suite of engines has the calls that every engine must refuse.
+
     python tests/helpers/llamacpp_kills.py PLAN.json FILES OTHER_FILES SCRATCH fast|exact
 
 A case prints its name when it begins, so that the name of one that ends the process is its last word.
@@ -65,19 +67,8 @@ def one_state_twice(opened: Opened) -> object:
     return engine.forward([Chunk(state, [1], 1), Chunk(state, [2], 1)])
 
 
-def a_closed_state(opened: Opened) -> object:
-    engine, state = opened.started()
-    state.close()
-    return engine.forward([Chunk(state, [1], 1)])
-
-
 def a_state_of_another_engine(opened: Opened) -> object:
     return opened.engine().forward([Chunk(opened.started()[1], [1], 1)])
-
-
-def more_states_than_planned(opened: Opened) -> object:
-    engine = opened.engine()
-    return [engine.start(opened.plan.storage) for _ in range(4)]
 
 
 def a_storage(**changes: object) -> Callable[[Opened], object]:
@@ -135,22 +126,6 @@ def an_adapter_dropped_in_use(opened: Opened) -> object:
     return "dropped"
 
 
-def a_closed_engine(opened: Opened) -> object:
-    engine, state = opened.started(20)
-    engine.close()
-    return engine.forward([Chunk(state, [1], 1)])
-
-
-def an_interrupted_engine(opened: Opened) -> object:
-    engine, state = opened.started(20)
-    engine.interrupt()
-    return engine.forward([Chunk(state, [1], 1)])
-
-
-def threads(count: int) -> Callable[[Opened], object]:
-    return lambda opened: opened.engine().use_threads(count)
-
-
 def planned(**changes: object) -> Callable[[Opened], object]:
     return lambda opened: opened.engine(**changes)
 
@@ -181,32 +156,17 @@ def of_another_artifact(opened: Opened) -> object:
 
 CASES: dict[str, Callable[[Opened], object]] = {
     # llama_decode
-    "a token beyond the vocabulary": feed_chunk([160], 1),
-    "a negative token": feed_chunk([-1], 1),
-    "no token": feed_chunk([], 0),
-    "more rows than tokens": feed_chunk([1], 2),
-    "negative rows": feed_chunk([1], -1),
     "more tokens than a batch": feed_chunk([1] * 65, 1),
     "a full cache": feed_chunk([1], 1, cached=256),
     "more tokens than the cache has left": feed_chunk([1] * 17, 1, cached=240),
     "one state twice": one_state_twice,
-    "a closed state": a_closed_state,
     "a state of another engine": a_state_of_another_engine,
-    "a closed engine": a_closed_engine,
-    "an interrupted engine": an_interrupted_engine,
     # llama_init_from_model, llama_set_n_threads
-    "more states than planned": more_states_than_planned,
     "a cache wider than planned": a_storage(capacity_tokens=257),
     "a cache of 8 bits with narrow heads": a_storage(kv_bits=8),
     "a cache of 7 bits": a_storage(kv_bits=7),
     "257 sequences": planned(sequences=257),
-    "no thread": threads(0),
-    "more threads than planned": threads(2),
     # llama_memory_seq_rm, llama_memory_seq_add
-    "rewinding too far": on_state(lambda state: state.rewind(21)),
-    "rewinding backwards": on_state(lambda state: state.rewind(-1)),
-    "evicting beyond the end": on_state(lambda state: state.evict(0, 21)),
-    "evicting from before the beginning": on_state(lambda state: state.evict(-1, 3)),
     "evicting backwards": on_state(lambda state: state.evict(5, 4)),
     "evicting spans that overlap": on_state(lambda state: state.evict_spans([Eviction(2, 6), Eviction(5, 8)])),
     # llama_state_seq_get_data, llama_state_seq_set_data

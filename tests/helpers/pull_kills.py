@@ -1,4 +1,4 @@
-"""Kills `pull` with SIGKILL at random moments of a transfer and of a switch, and checks what is left after each.
+"""Kills `pull` with SIGKILL at random moments of a transfer, and checks what is left after each.
 
 python tests/helpers/pull_kills.py --count 100
 """
@@ -30,26 +30,6 @@ _SCRIPT = """
 import sys
 from edgekit.apps.delivery import pull
 print("began", flush=True)
-pull(sys.argv[1], sys.argv[2], device=sys.argv[3], allow=("http",))
-"""
-_SWITCH_SCRIPT = """
-import itertools, os, sys
-from edgekit.apps.delivery import installation, pull
-count, last, real = itertools.count(), int(sys.argv[4]), installation.switch
-
-def tick(*_):
-    if next(count) == last:
-        os.kill(os.getpid(), 9)
-
-def switch(*given):
-    sys.setprofile(tick)  # at every call and return, those of the system among them
-    try:
-        return real(*given)
-    finally:
-        sys.setprofile(None)
-        print(next(count))
-
-installation.switch = switch
 pull(sys.argv[1], sys.argv[2], device=sys.argv[3], allow=("http",))
 """
 
@@ -97,35 +77,6 @@ def kill_pulls(folder: Path, count: int, seed: int = 0) -> KillReport:
                 pull(server.url, app, device=device, allow=("http",))
                 _check(app, old.sha256, new.sha256, must_be_new=True)
     return report
-
-
-def kill_switches(folder: Path, count: int, seed: int = 0) -> int:
-    """Kill `count` pulls inside of their switch to an update; return the number of kills."""
-    chance, kills = random.Random(seed), 0
-    device = device_profile(folder)
-    old, new = make_artifact(folder / "old"), make_artifact(folder / "new", changed=(0, 5), seed=1)
-    publish([old.folder], folder / "site", release="1")
-    before, app = folder / "before", folder / "app"
-    with site_server(folder / "site") as server:
-
-        def run(place: Path, last: int) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-c", _SWITCH_SCRIPT, server.url, str(place), device, str(last)]
-            return subprocess.run(command, capture_output=True, text=True)
-
-        pull(server.url, before, device=device, allow=("http",))
-        publish([new.folder], folder / "site", release="2")
-        assert run(before, 0).returncode == -signal.SIGKILL  # everything is fetched, and nothing is switched
-        shutil.copytree(before, app)
-        moments = int(run(app, -1).stdout)
-        for _ in range(count):
-            shutil.rmtree(app)
-            shutil.copytree(before, app)
-            kills += run(app, chance.randrange(moments)).returncode == -signal.SIGKILL
-            _check(app, old.sha256, new.sha256, must_be_new=False)
-            again = pull(server.url, app, device=device, allow=("http",))
-            assert again.fetched_bytes == 0
-            _check(app, old.sha256, new.sha256, must_be_new=True)
-    return kills
 
 
 def _run(server: SiteServer, app: Path, device: str, after_s: float, in_transfer: bool) -> tuple[bool, float]:

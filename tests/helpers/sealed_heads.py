@@ -44,7 +44,7 @@ def words(count: int, seed: int) -> str:
 def planned(model: Path, head: Path, **asked: Any) -> Any:
     usual = {"recipe": named_recipe("s4-g32"), "target": "onnx", "context": 128, "sequences": 3}
     request = PlanRequest(drafter=str(head), **{**usual, **asked})
-    return make_plans(str(model), [tiny_models.DEVICE], request)[0]
+    return make_plans(str(model), [tiny_models.DEVICE], request)[0].model_copy(update={"threads": 1})
 
 
 def always(artifact: Artifact) -> FixedLengthDrafting:

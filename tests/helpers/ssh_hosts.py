@@ -21,6 +21,7 @@ from edgekit.apps.bench.workload import bundled_workloads, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, connect
 from edgekit.apps.lab.ssh import SshDevice
 
+ADDRESS = "127.0.0.1"
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
 needs_ssh = pytest.mark.skipif(
     SSHD is None or shutil.which("ssh") is None or sys.platform != "linux",
@@ -35,14 +36,13 @@ class Host(NamedTuple):
     home: Path
     process: subprocess.Popen[bytes]
     options: dict[str, str | int]
-    address: str
 
     def spec(self, name: str, **options: str | int) -> DeviceSpec:
         return DeviceSpec(
             name=name,
             kind="ssh",
             profile="raspberry-pi-5-8gb",
-            address=self.address,
+            address=ADDRESS,
             environment={"EDGEKIT_HOME": str(self.home / "edgekit"), "TEMPLATE": str(self.home / "template.json")},
             options={**self.options, **options},
         )
@@ -54,10 +54,8 @@ class Host(NamedTuple):
 
 
 @contextmanager
-def servers(
-    tmp_path: Path, *, namespace: str | None = None, address: str = "127.0.0.1"
-) -> Iterator[Callable[[], Host]]:
-    """Start ssh servers, in a network namespace where one is named; a stand-in for Python there answers at once."""
+def servers(tmp_path: Path) -> Iterator[Callable[[], Host]]:
+    """Start ssh servers; a stand-in for Python there answers at once."""
     keys, started = tmp_path / "keys", list[Host]()
     keys.mkdir(mode=0o700)
     for name in ("client", "server"):
@@ -76,20 +74,19 @@ def servers(
             (home / "template.json").write_text(template.model_dump_json())
             config = home / "sshd_config"
             config.write_text(
-                f"Port {port}\nListenAddress {address}\nHostKey {keys / 'server'}\n"
+                f"Port {port}\nListenAddress {ADDRESS}\nHostKey {keys / 'server'}\n"
                 f"AuthorizedKeysFile {keys / 'client.pub'}\n"
                 f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
                 "MaxStartups 100\nMaxSessions 100\n"
             )
             with (home / "log").open("wb") as log:
-                inside = ["ip", "netns", "exec", namespace] if namespace else []
-                process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
-            if _answers(process, address, port):
+                process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
+            if _answers(process, port):
                 break
             if "Address already in use" not in (said := (home / "log").read_text()):  # somebody was faster
                 raise AssertionError(f"sshd: {said}")
         with (keys / "known_hosts").open("a") as known:
-            known.write(f"[{address}]:{port} {(keys / 'server.pub').read_text()}")
+            known.write(f"[{ADDRESS}]:{port} {(keys / 'server.pub').read_text()}")
         options: dict[str, str | int] = {
             "port": port,
             "identity": str(keys / "client"),
@@ -97,7 +94,7 @@ def servers(
             "folder": str(home / "lab"),
             "python": answering(home, ""),
         }
-        started.append(Host(port, home, process, options, address))
+        started.append(Host(port, home, process, options))
         return started[-1]
 
     try:
@@ -108,12 +105,12 @@ def servers(
             host.process.wait()
 
 
-def _answers(process: subprocess.Popen[bytes], address: str, port: int) -> bool:
+def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
     """Whether the server came up; it has as long as a busy machine may need."""
     ends = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < ends:
         with socket.socket() as attempt:
-            if attempt.connect_ex((address, port)) == 0:
+            if attempt.connect_ex((ADDRESS, port)) == 0:
                 return True
         time.sleep(0.02)
     process.kill()

@@ -6,8 +6,6 @@ ones read it. What they would measure or check is constant here, so that a mark 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import shutil
@@ -19,7 +17,6 @@ from unittest.mock import patch
 
 import fuzzing
 import tiny_models
-from edgekit_onnx import prepack_cache
 from edgekit_onnx.audit import audit
 from measured import fake
 
@@ -27,13 +24,10 @@ from edgekit.apps.bench.machine import Machine
 from edgekit.apps.delivery import signing
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.contracts.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
 from edgekit.contracts.recipe import named_recipe
-from edgekit.device import engine_speeds
 from edgekit.device.detect import measuring
 from edgekit.enginekit import exactness
 from edgekit.model.source import open_source
-from edgekit.planner.make import make_plans
 from edgekit.quant import pipeline
 from edgekit.runtime.speculation import costs
 from edgekit.testing import FakeEngine, install_fake_target
@@ -74,42 +68,12 @@ def _speed(_: Path) -> Use:
     return use
 
 
-def _engines(_: Path) -> Use:
-    model = make_plans("demo", ["laptop-x86-16gb"])[0].model
-    measured = {"onnx": engine_speeds.EngineSpeed(0.5, 0.01), "llamacpp": engine_speeds.EngineSpeed(0.4, 0.02)}
-
-    def use() -> None:
-        with (
-            patch.object(engine_speeds, "_measure", lambda *_: measured),
-            patch.object(engine_speeds, "measures", lambda: True),
-            patch.object(engine_speeds, "is_busy", lambda: False),
-        ):
-            speeds = engine_speeds.engine_speeds(model, ["onnx", "llamacpp"], threads=2, announce=len)
-        assert all(0 < seconds < math.inf for speed in speeds.values() for seconds in speed)
-
-    return use
-
-
 def _canary(_: Path) -> Use:
     def use() -> None:
         with patch.object(Machine, "_canary", lambda _: 0.01):
             machine = Machine()
             machine.remember()
         assert 0 < machine.best_s <= 0.01
-
-    return use
-
-
-def _quality(_: Path) -> Use:
-    fact = QualityFact(
-        model="m", config_sha256=_KEY, recipe=named_recipe("s4-g32"), target="onnx", backend="cpu",
-        weights_sha256="1" * 64, artifact_sha256="2" * 64, kl=0.1, same_top=0.9, tokens=10, text="a text",
-    )  # fmt: skip
-    assert write_quality_fact(fact)
-
-    def use() -> None:
-        quality = read_quality_facts(_KEY, "m").find(named_recipe("s4-g32"), "onnx", "cpu")
-        assert quality is None or (0 <= quality.quality.same_top <= 1 and math.isfinite(quality.quality.kl))
 
     return use
 
@@ -156,19 +120,6 @@ def _weights(folder: Path) -> Use:
     return lambda: pipeline._check(_KEY, made.folder)
 
 
-def _packed(folder: Path) -> Use:
-    place = folder / _KEY
-    place.mkdir()
-    (place / "a").write_bytes(b"packed")
-    fact = {"bytes": 6, "sha256": hashlib.sha256(b"packed").hexdigest()}
-    (place / prepack_cache.MANIFEST).write_text(json.dumps({"a": fact}))
-
-    def use() -> None:
-        assert prepack_cache.is_whole(place)
-
-    return use
-
-
 def _audited(folder: Path) -> Use:
     made = open_artifact(
         tiny_models.artifact_of(tiny_models.write_tiny(folder / "tiny", layers=1), folder / "a.edgekit")
@@ -178,11 +129,10 @@ def _audited(folder: Path) -> Use:
 
 
 MEASURED: dict[str, Callable[[Path], Use]] = {
-    "forward-cost": _forward_cost, "share": _share, "speed": _speed, "engines": _engines, "canary": _canary,
-    "quality": _quality, "audited": _audited,
+    "forward-cost": _forward_cost, "share": _share, "speed": _speed, "canary": _canary, "audited": _audited,
 }  # fmt: skip
 MARKS: dict[str, Callable[[Path], Use]] = {
-    "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights, "packed": _packed,
+    "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights,
 }  # fmt: skip
 KINDS = MEASURED | MARKS
 
@@ -197,7 +147,7 @@ class Facts(fuzzing.JsonFormat):
         self._use = KINDS[kind](folder)
         shutil.rmtree(home / "facts", ignore_errors=True)  # what an export wrote
         self._use()
-        for path in [*home.glob("facts/**/*.json"), *home.glob("quality/**/*.json")]:
+        for path in home.glob("facts/**/*.json"):
             self.add(path)
         assert len(self.wholes) == 1, [*self.wholes]
         self._is_mark = kind in MARKS

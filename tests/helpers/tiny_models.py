@@ -47,9 +47,10 @@ def write_tiny(folder: Path, *, seed: int = 0, layers: int = 2, **changed: Any) 
 
 
 def artifact_of(model: Path, place: Path, recipe: str = "s4-g32", *, context: int = 256) -> Path:
-    """An onnx artifact of it, exported as `edgekit export` does."""
+    """An onnx artifact of it, exported as `edgekit export` does, for one thread: tests run beside each other."""
     wish = PlanRequest(recipe=named_recipe(recipe), target="onnx", context=context)
-    return export(make_plans(str(model), [DEVICE], wish)[0], place).folder
+    plan = make_plans(str(model), [DEVICE], wish)[0]
+    return export(plan.model_copy(update={"threads": 1}), place).folder
 
 
 def text_file(folder: Path) -> Path:

@@ -372,17 +372,6 @@ def test_invalid_logits_fail_one_request() -> None:
         assert runtime.engine.states == []
 
 
-def test_counters_add_up() -> None:
-    with make_runtime(drafting=Drafting(lambda prompt: ReplayDrafter([*prompt] * 9), 3)) as runtime:
-        answers = [runtime.complete([1, 2, 3], max_tokens=count) for count in (4, 9, 16)]
-        found = runtime.metrics()
-    assert found.requests == 3 and found.finished == {"length": 3}
-    assert found.tokens == sum(len(answer.tokens) for answer in answers) == 29
-    assert found.prompt_tokens == 9 and found.waiting == found.running == 0
-    assert found.proposed == sum(answer.timings.proposed for answer in answers) > 0
-    assert found.engine_s > 0 and found.host_s > 0
-
-
 def test_timings_are_in_order_and_logprobs_go_with_their_tokens() -> None:
     with make_runtime() as runtime:
         pieces = list(runtime.stream("the cat", max_tokens=12, temperature=1.0, seed=1, logprobs=2))

@@ -278,14 +278,6 @@ def test_asyncio_leaving_early_releases_everything(how: str) -> None:
     asyncio.run(main())
 
 
-def test_the_public_names_load_when_they_are_asked_for() -> None:
-    assert {"open", "Runtime", "AsyncRuntime"} <= set(edgekit.__all__) <= set(dir(edgekit))
-    for name in edgekit.__all__:
-        assert getattr(edgekit, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = edgekit.nothing
-
-
 def test_running_an_artifact_loads_no_training_library(artifact: Path, tmp_path: Path) -> None:
     code = (
         "import sys, edgekit\n"

@@ -74,11 +74,12 @@ def mlx() -> list[Any]:
     # Windows, fused, shared, layers without positions, experts; others differ in what a layer computes alone.
     usual = ("mistral with a window", "phi3 with longrope", "gemma4", "cohere2", "qwen3_moe")
     rows = [exact("mlx", family, "s4-g32", 6) for family in usual]
-    rows += [exact("mlx", family, "s4-g32", 6, head=(1, 2, 3, 1)) for family in ("gemma2", "lfm2")]
+    rows += [exact("mlx", "gemma2", "s4-g32", 6, head=(1, 2, 3, 1))]
+    rows += [exact("mlx", "lfm2", "s4-g32", 6, LONG, head=(1, 2, 3, 1))]
     rows += [exact("mlx", family, "s4-g32", 6, LONG) for family in models.EVERY if family not in usual]
     rows += [exact("mlx", family, "s4-g32", 6, kv_bits=bits) for family, bits in ((WIDE, 16), ("gpt_oss", 8))]
-    for family, spacing in (("lfm2", 4), ("lfm2_moe", 128), ("qwen3_5", 4)):
-        rows += [exact("mlx", family, "s4-g64", 6, spacing=spacing, adapter_rank=8)]
+    for family, spacing, marks in (("lfm2", 4, ()), ("lfm2_moe", 128, LONG), ("qwen3_5", 4, ())):
+        rows += [exact("mlx", family, "s4-g64", 6, marks, spacing=spacing, adapter_rank=8)]
     rows += [
         exact("mlx", family, "s4-g64", 6, kv_bits=bits, spacing=4)
         for family, bits in zip(RECURRENT, (4, 8), strict=True)

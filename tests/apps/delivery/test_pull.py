@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from fake_artifacts import install
 from published import TENSOR_BYTES, device_profile, make_artifact
-from pull_kills import CONNECTIONS, kill_pulls, kill_switches
+from pull_kills import CONNECTIONS, kill_pulls
 from site_server import Asked, Fault, SiteServer, site_server
 
 import edgekit
@@ -464,14 +464,6 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytes
     assert report.kills == kills and report.kills_in_transfer >= kills // 2
     # Complete chunks are never requested again, and each connection had started at most one more chunk.
     assert 1 <= report.most_begun <= CONNECTIONS
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
-def test_kills_in_a_switch_leave_the_old_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
-) -> None:
-    install(tmp_path / "target", monkeypatch)
-    assert kill_switches(tmp_path, kills) == kills
 
 
 def test_a_switch_that_dies_leaves_the_old_or_the_new(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,21 +229,6 @@ def test_an_answer_that_is_no_measurement_is_refused(answer: str, said: tuple[by
         read_measurement(data, who="a phone", artifact_sha256="a", workload_sha256="b")
 
 
-def test_an_answer_to_another_job_is_refused(tmp_path: Path) -> None:
-    fake(tmp_path / "one")
-    fake(tmp_path / "two", seed=1)
-    spec = DeviceSpec(name="phone", kind="fake")
-    made = FakeDevice(spec).usual(tmp_path / "one", "quick")
-    asked = {"who": "phone", "artifact_sha256": open_artifact(tmp_path / "one").sha256}
-    line = made.model_dump_json().encode()
-    assert read_measurement(line, **asked, workload_sha256=made.workload_sha256) == made
-    with pytest.raises(WorkloadFailed, match="another workload"):
-        read_measurement(line, **asked, workload_sha256="0" * 64)
-    asked["artifact_sha256"] = open_artifact(tmp_path / "two").sha256
-    with pytest.raises(WorkloadFailed, match="another artifact"):
-        read_measurement(line, **asked, workload_sha256=made.workload_sha256)
-
-
 def stand_in(folder: Path, body: str) -> str:
     """Write a program that replaces Python and misbehaves instead of measuring."""
     path = folder / "stand-in"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,19 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
 from measured import fake, install_fake
-from ssh_hosts import Host, answering, needs_ssh, servers
+from ssh_hosts import answering, needs_ssh, servers
 
-from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.bench.report.markdown import markdown
 from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect
 from edgekit.apps.lab.leases import lease
-from edgekit.apps.lab.local import LocalDevice
-from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import report_of, rows_of
 from edgekit.apps.lab.run import Clock, run_lab
 from edgekit.apps.lab.store import LabStore
@@ -33,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux"),
     pytest.mark.usefixtures("home"),
 ]
-is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes networks and disks")
+is_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes disks")
 
 
 @pytest.fixture
@@ -56,89 +51,6 @@ def whole(store: LabStore, run: str) -> None:
         assert found is not None and found.workload_sha256 == entry.workload_sha256
     measured = [one.entry for one in store.attempts(run) if one.outcome == "measured"]
     assert len(measured) == len(set(measured))
-
-
-class Troubled(LocalDevice):
-    """This machine, with a fault in its second measurement and a short time limit."""
-
-    def __init__(self, spec: DeviceSpec, mark: Path, little_s: float | None = None) -> None:
-        super().__init__(spec)
-        self.mark, self.little_s, self.calls = mark, little_s, 0
-
-    def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        self.calls += 1
-        if self.calls == 2:
-            self.mark.touch()
-            timeout_s = self.little_s or timeout_s
-        try:
-            return super().measure(artifact, workload, timeout_s=timeout_s)
-        finally:
-            self.mark.unlink(missing_ok=True)
-
-
-def local_lab(folder: Path, fault: str, little_s: float | None = None) -> tuple[Lab, Troubled]:
-    """Make a lab with that machine and a second device."""
-    lab = lab_of(folder, 1)
-    home = folder / "agent"
-    home.mkdir()
-    template = FakeDevice(lab.devices[0]).usual(folder / "one", "quick")
-    (home / "template.json").write_text(template.model_dump_json())
-    mark = home / "now"
-    spec = DeviceSpec(
-        name="here",
-        kind="local",
-        profile="raspberry-pi-5-8gb",
-        environment={"TEMPLATE": str(home / "template.json")},
-        limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
-        options={"python": answering(home, f"if os.path.exists({str(mark)!r}):\n    {fault}", by_name=True)},
-    )
-    return lab.model_copy(update={"devices": (spec, *lab.devices)}), Troubled(spec, mark, little_s)
-
-
-@pytest.mark.parametrize(
-    ("fault", "little_s", "said"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", None, "SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", 2.0, "took longer than 2 s and was ended"),
-        ("time.sleep(600)", 2.0, "took longer than 2 s and was ended"),
-        ("os.write(os.open('/dev/full', os.O_WRONLY), b'x')", None, "its disk is full"),
-    ],
-    ids=["killed", "stopped", "slow", "disk full"],
-)
-def test_a_lost_device_is_tried_again_and_reported(
-    store: LabStore, tmp_path: Path, fault: str, little_s: float | None, said: str
-) -> None:
-    lab, here = local_lab(tmp_path, fault, little_s)
-    run = begun(store, lab)
-    others = fakes(lab)
-    run_lab(lab, store, run, {**others, "here": here}, clock=QUICK)
-    whole(store, run)
-    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
-    assert len(lost) == 1 and said in lost[0].why and here.calls == 5
-    text = report(store, run)
-    assert "8 cells: 8 ok" in text and "What happened on the way" in text
-    assert f"| here | {lost[0].entry} | 1 | infra_lost |" in text and said in text
-    assert others["device-0"].calls == 4
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("sys.exit(print('{}'))", "answered no measurement"),
-        ("print('x' * 5000)", "instead of one measurement"),
-        ("os.environ['TEMPLATE'] = '/dev/null'", "exit code 1"),
-    ],
-    ids=["an empty answer", "two answers", "an error"],
-)
-def test_a_wrong_answer_stays_a_wrong_answer(store: LabStore, tmp_path: Path, fault: str, said: str) -> None:
-    lab, here = local_lab(tmp_path, fault)
-    run = begun(store, lab)
-    for _ in range(2):
-        run_lab(lab, store, run, {**fakes(lab), "here": here}, clock=QUICK)
-        assert store.states(run, "here") == {"done": 3, "failed": 1}
-    (failed,) = (one for one in store.attempts(run) if one.outcome == "failed")
-    assert said in failed.why and f"| {failed.entry} | 1 | failed |" in report(store, run)
-    assert here.calls == 4
 
 
 DRIVER = """
@@ -178,10 +90,15 @@ def logging(log: Path, seconds: float) -> str:
 
 @pytest.mark.slow
 def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(store: LabStore, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    lab, here = local_lab(tmp_path, "pass")
-    options = {"python": answering(tmp_path / "agent", logging(log, 1.5), by_name=True)}
-    spec = here.spec.model_copy(update={"options": options})
+    log, home, lab = tmp_path / "log", tmp_path / "agent", lab_of(tmp_path, 1)
+    home.mkdir()
+    template = FakeDevice(lab.devices[0]).usual(tmp_path / "one", "quick")
+    (home / "template.json").write_text(template.model_dump_json())
+    spec = DeviceSpec(
+        name="here", kind="local", profile="raspberry-pi-5-8gb", limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
+        environment={"TEMPLATE": str(home / "template.json")},
+        options={"python": answering(home, logging(log, 1.5), by_name=True)},
+    )  # fmt: skip
     lab = lab.model_copy(update={"devices": (spec,)})
     run = begun(store, lab)
     killed_while_measuring(store, run, log)
@@ -298,61 +215,3 @@ def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: P
     whole(store, first)
     tried = [one for one in store.attempts(first) if one.outcome == "infra_lost"]
     assert [(one.number, one.why) for one in tried] == [(1, "gone the 1. time"), (2, "gone the 2. time")]
-
-
-@contextmanager
-def network(name: str) -> Iterator[str]:
-    """Make a network with one host and yield the host's address. The host's end is `NAME-b`."""
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        pytest.skip("no network namespace can be made here: needs ip, and the right to use it")
-    near, far = f"{name}-a", f"{name}-b"
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-    try:
-        for command in (
-            f"ip link add {near} type veth peer name {far} netns {name}",
-            f"ip addr add {net}.1/30 dev {near}",
-            f"ip link set {near} up",
-            f"ip -n {name} addr add {net}.2/30 dev {far}",
-            f"ip -n {name} link set {far} up",
-            f"ip -n {name} link set lo up",
-        ):
-            if subprocess.run(command.split(), capture_output=True).returncode:
-                pytest.skip(f"no network of its own can be made here: {command}")
-        yield f"{net}.2"
-    finally:
-        subprocess.run(["ip", "link", "del", near], capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], check=True)
-
-
-@is_root
-@pytest.mark.slow
-@needs_ssh
-def test_a_network_that_is_cut_loses_one_attempt_and_no_result(store: LabStore, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    name = f"ek{os.getpid() % 100000}"
-    lab = lab_of(tmp_path, 1)
-    with network(name) as address, servers(tmp_path, namespace=name, address=address) as start:
-        host: Host = start()
-        say = f"open({str(log)!r}, 'a').write"
-        wait = f"time.sleep(300 if open({str(log)!r}).read().count('begin') == 2 else 0.1)"
-        spec = host.spec("host", python=answering(host.home, f"{say}('begin ')\n{wait}\n{say}('end ')"))
-        lab = lab.model_copy(update={"devices": (spec,)})
-        run = begun(store, lab)
-
-        def cut() -> None:
-            while not log.exists() or log.read_text().count("begin") < 2:
-                time.sleep(0.05)
-            subprocess.run(["ip", "link", "set", f"{name}-a", "down"], check=True)
-            while not any(one.outcome == "infra_lost" for one in store.attempts(run)):
-                time.sleep(0.1)
-            subprocess.run(["ip", "link", "set", f"{name}-a", "up"], check=True)
-
-        cutting = Thread(target=cut, daemon=True)
-        cutting.start()
-        run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(back_off_s=3.0))
-        cutting.join()
-    whole(store, run)
-    # The program that kept running during the cut was ended before the retry.
-    assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
-    lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
-    assert 1 <= len(lost) <= 2 and "infra_lost" in report(store, run) and "lost" in lost[0].why

@@ -148,36 +148,20 @@ def test_content_key_depends_on_program_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.executorch
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [32, None], ids=["4 bits", "8 bits"])
-def test_weight_only_integers_are_refused_and_still_wrong(tmp_path: Path, group: int | None) -> None:
-    """When this fails, XNNPACK supports it: offer recipes with float activations, and drop the refusal."""
+def test_weight_only_integers_are_refused(tmp_path: Path) -> None:
+    """XNNPACK of this version computes wrong results with float activations."""
     pytest.importorskip("executorch")
     import torch
     from edgekit_executorch.linears import integer_weight
-    from edgekit_executorch.lowering import LoweredMethod, lower_xnnpack, trace
-    from edgekit_executorch.operators import register_for_running, register_for_tracing
+    from edgekit_executorch.lowering import LoweredMethod, lower_xnnpack
+    from edgekit_executorch.operators import register_for_tracing
     from edgekit_executorch.quiet import quiet_output
 
-    random, limit = np.random.default_rng(0), 8 if group else 128
-    integers = random.integers(-limit, limit, (48, 64)).astype(np.int8)
-    scales = np.full((48, 64 // group if group else 1), 2.0**-6, np.float32)
-    values = torch.from_numpy(random.standard_normal((5, 64)).astype(np.float32))
-    path = tmp_path / "linear.pte"
     register_for_tracing()
-    register_for_running()
     with quiet_output(), torch.no_grad():
         linear = torch.nn.Linear(64, 48, bias=False)
-        linear.weight = integer_weight(integers, scales, Format(kind="s4", group=32) if group else Format(kind="s8"))
-        methods = {"forward": LoweredMethod(linear, (values,), (None,))}
+        scales = np.full((48, 1), 2.0**-6, np.float32)
+        linear.weight = integer_weight(np.ones((48, 64), np.int8), scales, Format(kind="s8"))
+        methods = {"forward": LoweredMethod(linear, (torch.ones(5, 64),), (None,))}
         with pytest.raises(Unsupported, match="float activations give wrong results"):
-            lower_xnnpack(methods, {}, path, lambda done, total, what: None)
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        from executorch.runtime import Runtime
-
-        edge = to_edge_transform_and_lower(trace(methods["forward"]), partitioner=[XnnpackPartitioner()])
-        config = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
-        path.write_bytes(edge.to_executorch(config).buffer)
-        found = Runtime.get().load_program(path).load_method("forward").execute([values])[0]
-        expected = values @ torch.from_numpy(integers.astype(np.float32) * 2.0**-6).T
-    assert float((found - expected).abs().max() / expected.abs().max()) > 0.5
+            lower_xnnpack(methods, {}, tmp_path / "linear.pte", lambda done, total, what: None)

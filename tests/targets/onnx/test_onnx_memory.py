@@ -37,6 +37,7 @@ from edgekit.errors import DoesNotFit
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("own_operators")]
 
+apart = pytest.mark.usefixtures("child_processes")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux gives single pages back")
 MIB = 1 << 20
 
@@ -231,6 +232,7 @@ def test_packed_graphs_do_not_convert_a_cache_of_16_bits(
     np.testing.assert_array_equal(packed_logits, say(sealed)[0])
 
 
+@apart
 @pytest.mark.parametrize(
     ("does", "said"),
     [
@@ -248,6 +250,7 @@ def test_a_packing_process_that_dies_or_hangs_is_reported(
     assert said in say(sealed)[1][0] and kept(home) == []
 
 
+@apart
 def test_weights_are_packed_in_another_process(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*arguments: object) -> None:
         raise AssertionError("packed in this process")
@@ -402,6 +405,7 @@ def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
 
 
 @linux
+@apart
 @pytest.mark.parametrize("worth", [0, 1 << 40], ids=["given back", "kept"])
 def test_memory_of_long_prefill_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int) -> None:
     """Memory is returned with the last chunk, not with every chunk; without the option it would stay."""
