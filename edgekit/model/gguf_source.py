@@ -9,8 +9,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,26 +34,32 @@ _ROUNDING = 0.35
 
 
 class GgufModel(NamedTuple):
-    """An opened GGUF file: its name, and the folder of its converted files, which is held."""
+    """An opened GGUF file: its name, and the folder of its converted files, which is held. Close its tensors."""
 
     name: str
     folder: Path
     hold: Hold
     notes: tuple[str, ...]
+    tensors: GgufTensors
 
 
 def open_gguf(path: Path) -> GgufModel:
     """Open the model of a GGUF file; given the first of several parts, of all of them."""
-    with _shards(path) as shards:
+    with ExitStack() as on_error:
+        shards = [on_error.enter_context(shard) for shard in open_shards(path)]
         second = _second_table(shards)
         described = _described(shards, second)
         notes = () if second is None else (f"{second} is left out: it is the other table of tokens up to rounding",)
-        return GgufModel(stem_of(path), *_companions(shards, described, second), notes)
+        tensors = GgufTensors(shards, described.views)
+        found = GgufModel(stem_of(path), *_companions(shards, described, second), notes, tensors)
+        on_error.pop_all()
+        return found
 
 
 def file_identity(path: Path) -> str:
     """Return a hash that changes if the file, or a further part of it, is replaced or rewritten."""
-    with _shards(path) as shards:
+    with ExitStack() as stack:
+        shards = [stack.enter_context(shard) for shard in open_shards(path)]
         digest = hashlib.sha256()
         for shard in shards:
             info = shard.path.stat()
@@ -64,23 +70,12 @@ def file_identity(path: Path) -> str:
 
 def open_gguf_tensors(path: Path, *, with_second_table: bool = False) -> GgufTensors:
     """Open the weights of a GGUF file under Hugging Face's names. Close the result to unmap the file."""
-    shards = open_shards(path)
-    try:
-        return GgufTensors(shards, _described(shards, None if with_second_table else _second_table(shards)).views)
-    except BaseException:
-        for shard in shards:
-            shard.close()
-        raise
-
-
-@contextmanager
-def _shards(path: Path) -> Iterator[list[GgufFile]]:
-    shards = open_shards(path)
-    try:
-        yield shards
-    finally:
-        for shard in shards:
-            shard.close()
+    with ExitStack() as on_error:
+        shards = [on_error.enter_context(shard) for shard in open_shards(path)]
+        second = None if with_second_table else _second_table(shards)
+        tensors = GgufTensors(shards, _described(shards, second).views)
+        on_error.pop_all()
+        return tensors
 
 
 def _second_table(shards: Sequence[GgufFile]) -> str | None:

@@ -180,9 +180,9 @@ def _open_gguf(path: Path) -> ModelSource:
     from edgekit.model.gguf_source import open_gguf  # numpy is not needed for other models
 
     opened = open_gguf(path)
-    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)._replace(
-        hold=opened.hold, notes=opened.notes
-    )
+    with opened.tensors as stored:
+        source = open_folder(opened.folder, opened.name, need_weights=False, weights=path, stored=stored)
+    return source._replace(hold=opened.hold, notes=opened.notes)
 
 
 def _folder_name(path: Path) -> str:
@@ -192,7 +192,10 @@ def _folder_name(path: Path) -> str:
     return repository.name.split("--")[-1] if repository else full.name
 
 
-def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | None = None) -> ModelSource:
+def open_folder(
+    folder: Path, name: str, need_weights: bool, weights: Path | None = None, stored: SourceTensors | None = None
+) -> ModelSource:
+    """Open a model's folder. `weights`: the file that has them instead, and `stored`, as it was opened."""
     config_path = checked_file(folder, "config.json")
     data = read_bytes(config_path, MAX_TEXT_BYTES)
     config = parse_json(data, str(config_path))
@@ -211,7 +214,8 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
     if has_weights or need_weights:
         for path in (*sorted(folder.glob("*.safetensors")), *dense_weights(folder).values()):
             checked_file(folder, str(path.relative_to(folder)))
-        spec, matrices = _as_stored(weights or folder, spec, "text_config" in config)
+        with stored or open_tensors(weights or folder) as found:
+            spec, matrices = _as_stored(found, weights or folder, spec, "text_config" in config)
     tokenizer_files = tuple(checked_file(folder, file) for file in TOKENIZER_FILES if (folder / file).exists())
     check_small_files(tokenizer_files)
     return ModelSource(
@@ -251,15 +255,16 @@ def _refuse_pickles(folder: Path) -> None:
             )
 
 
-def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelSpec, dict[str, SourceMatrix]]:
+def _as_stored(
+    stored: SourceTensors, weights: Path, spec: ModelSpec, is_wrapped: bool
+) -> tuple[ModelSpec, dict[str, SourceMatrix]]:
     """Return `spec` with the tensor names of the files, and their matrices, after checking every tensor against it."""
-    with open_tensors(weights) as stored:
-        shapes = {name: entry.shape for name, entry in stored.entries.items()}
-        matrices = {
-            name: SourceMatrix(entry.dtype, prod(entry.shape), stored.integer_formats.get(name))
-            for name, entry in stored.entries.items()
-            if len(entry.shape) > 1 and not is_extra(spec.family, name)
-        }
+    shapes = {name: entry.shape for name, entry in stored.entries.items()}
+    matrices = {
+        name: SourceMatrix(entry.dtype, prod(entry.shape), stored.integer_formats.get(name))
+        for name, entry in stored.entries.items()
+        if len(entry.shape) > 1 and not is_extra(spec.family, name)
+    }
     if spec.exportable:
         return spec, matrices  # such a model is planned by its sizes alone
     for prefix in (spec.prefix, *_PREFIXES):
