@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgekit.errors import InvalidInput
+
 if TYPE_CHECKING:
     import torch
 
 
-def second_moments(inputs: torch.Tensor) -> torch.Tensor:
+def second_moments(inputs: torch.Tensor, module: str = "a matrix") -> torch.Tensor:
     """Return the sum [in, in] of the outer products of `inputs` [..., in], each divided by the token's length (L2).
 
     Some tokens have inputs thousands of times as large as others. Without the division they alone would decide.
+    Raises `InvalidInput`, which names the `module` that reads them, unless all are finite.
     """
     import torch
 
     rows = inputs.flatten(0, -2)
+    if not bool(rows.isfinite().all()):
+        raise InvalidInput(f"{module}: its inputs on the calibration text are not finite")
     sizes = rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     values = rows / sizes.sqrt()
     if values.device.type != "cpu":

@@ -15,7 +15,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import dequantised_rows
 from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
-from edgekit.errors import InvalidInput, UnknownName
+from edgekit.errors import UnknownName
 from edgekit.formats.int_packing import IntegerRows
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
@@ -205,9 +205,7 @@ class Gptq(CalibratedMethod):
                 rounded[part.prefix + name] = chosen = round_to_nearest(tensors[f"{name}.weight"], formats[name])
                 tensors[f"{name}.weight"] = dequantise(*chosen)
                 return
-            hessian = second_moments(inputs)
-            if not bool(hessian.isfinite().all()):
-                raise InvalidInput(f"{part.prefix}{name}: its inputs on the calibration text are not finite")
+            hessian = second_moments(inputs, part.prefix + name)
             names = [part.short(each.module) for each in together[name]]
             for stored in dict.fromkeys(formats[each] for each in names if each in formats):
                 alike = [each for each in names if formats.get(each) == stored]
@@ -234,13 +232,9 @@ class Gptq(CalibratedMethod):
 
 def head_moments(job: QuantJob) -> torch.Tensor:
     """Return the second moments of the head's inputs in the float model, on some of the calibration text."""
-
-    def progress(done: int, total: int, what: str) -> None:
-        job.progress(done, total, f"head: {what}")
-
     norm = job.read(decoder.last_norm(job.model))
-    passes = float_passes(job.model, job.calibration, job.read, progress, job.device)
-    found = [second_moments(decoder.final_norm(job.model, norm, hidden)) for hidden in passes]
+    passes = float_passes(job.model, job.calibration, job.read, job.progress, "head", job.device)
+    found = [second_moments(decoder.final_norm(job.model, norm, hidden), "the head") for hidden in passes]
     return sum(found[1:], start=found[0])
 
 

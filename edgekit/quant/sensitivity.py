@@ -10,7 +10,7 @@ Some sequences of the text suffice to rank matrices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -123,7 +123,7 @@ class _HeadLoss:
             self._lookups += float(moved.sum(-1).square().sum())
         if self.stored.has_few_bits and self._by_gptq:
             inputs = decoder.final_norm(model, read(decoder.last_norm(model)), hidden)
-            halves = [second_moments(inputs[start::2]) for start in (0, 1)]
+            halves = [second_moments(inputs[start::2], "the head") for start in (0, 1)]
             if self._moments:
                 halves = [sum_ + more for sum_, more in zip(self._moments, halves, strict=True)]
             self._moments = halves
@@ -172,13 +172,14 @@ def float_passes(
     model: ModelSpec,
     calibration: Calibration,
     read: ReadRows,
-    progress: Callable[[int, int, str], None],
+    progress: Progress,
+    title: str,
     device: torch.device | None = None,
     observe: decoder.Observe = decoder.ignore,
 ) -> Iterator[torch.Tensor]:
     """Run the float model over some of the calibration text; yield the hidden states after its last layer.
 
-    `observe` is called with each linear's module and its inputs.
+    `observe` is called with each linear's module and its inputs, `progress` with each layer, after `title`.
     """
     import torch
 
@@ -188,7 +189,7 @@ def float_passes(
 
     def tick(what: str) -> None:
         nonlocal done
-        progress(done, len(batches) * len(model.layers), what)
+        progress(done, len(batches) * len(model.layers), f"{title}: {what}")
         done += 1
 
     for batch in batches:

@@ -47,6 +47,7 @@ from examples.benchmarks import quantisation_cost
 pytestmark = pytest.mark.quantize
 
 S4 = Format(kind="s4", group=32)
+ALL_S4 = Recipe(name="all", rules=(Rule(pattern="*", format=S4),))
 
 
 def calibration_of(count: int = 16, length: int = 32, vocabulary: int = 160) -> Calibration:
@@ -75,19 +76,19 @@ def test_gptq_loses_less_of_the_outputs_than_rounding_to_nearest(stored: Format)
 @pytest.mark.parametrize("family", ["gemma3", "llama untied, with biases"])
 def test_a_head_of_few_bits_is_rounded_by_its_inputs(tmp_path: Path, family: str) -> None:
     models.write_model(tmp_path / "model", *models.EVERY[family])
-    source, recipe = open_source(tmp_path / "model"), Recipe(name="all", rules=(Rule(pattern="*", format=S4),))
+    source = open_source(tmp_path / "model")
     floats = TensorFolder.open(tmp_path / "model")
 
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return torch.from_numpy(floats.floats(name, rows))
 
     norm = read(decoder.last_norm(source.spec))
-    passes = float_passes(source.spec, calibration_of(), read, no_progress)
+    passes = float_passes(source.spec, calibration_of(), read, no_progress, "head")
     hessian = sum(second_moments(decoder.final_norm(source.spec, norm, hidden)) for hidden in passes)
     lost = {}
     for method in ("rtn", "gptq"):
         text = None if method == "rtn" else calibration_of()
-        weights = neutral_weights(source, recipe, calibration=text, store=ContentStore(tmp_path / "store"))
+        weights = neutral_weights(source, ALL_S4, calibration=text, store=ContentStore(tmp_path / "store"))
         name = head_name(source.spec)
         lost[method] = lost_outputs(torch.from_numpy(weights.tensor(name)) - read(name), hessian)
     assert lost["gptq"] < 0.9 * lost["rtn"]
@@ -305,13 +306,13 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
     kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
-    calibration, recipe = calibration_of(count=3), Recipe(name="all", rules=(Rule(pattern="*", format=S4),))
+    calibration = calibration_of(count=3)
     tensors = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in spec.tensors()}
 
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return tensors[name] if rows is None else tensors[name][rows]
 
-    ours = predicted_losses(recipe, spec, calibration, read, no_progress)
+    ours = predicted_losses(ALL_S4, spec, calibration, read, no_progress)
     ids = torch.tensor(calibration.sequences)
     inputs: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -407,7 +408,8 @@ def test_sensitivity_is_measured_once_for_a_resumed_run(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_calibration_through_a_damaged_norm_ends_in_one_line(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize("recipe", [named_recipe("s4-g32"), ALL_S4, ALL_S4.model_copy(update={"bits_per_weight": 6.0})])
+def test_calibration_through_a_damaged_norm_ends_in_one_line(tmp_path: Path, value: float, recipe: Recipe) -> None:
     kind, config = models.FAMILIES["llama"]
     models.write_model(tmp_path / "model", kind, config)
     norm = "model.layers.1.input_layernorm.weight"
@@ -415,12 +417,9 @@ def test_calibration_through_a_damaged_norm_ends_in_one_line(tmp_path: Path, val
     tensors = load_file(file)
     tensors[norm][0] = value
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(InvalidInput, match=r"layers\.1\..*(not finite|does not fit)"):
+    with pytest.raises(InvalidInput, match=r"(layers\.1\..*|the head: .*)(not finite|does not fit)"):
         neutral_weights(
-            tmp_path / "model",
-            named_recipe("s4-g32"),
-            calibration=calibration_of(),
-            store=ContentStore(tmp_path / "store"),
+            tmp_path / "model", recipe, calibration=calibration_of(), store=ContentStore(tmp_path / "store")
         )
 
 

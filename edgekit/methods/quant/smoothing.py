@@ -63,10 +63,7 @@ def smoothing_factors(
             found = inputs.abs().flatten(0, -2).amax(0)
             largest[module] = torch.maximum(largest.get(module, found), found)
 
-    def smoothing(done: int, total: int, what: str) -> None:
-        progress(done, total, f"smoothing: {what}")
-
-    for _ in float_passes(model, calibration, read, smoothing, device, observe):
+    for _ in float_passes(model, calibration, read, progress, "smoothing", device, observe):
         pass
     return {module: _factors(largest[module]) for module in folds}
 
