@@ -42,8 +42,8 @@ def words(count: int, seed: int) -> str:
 
 
 def planned(model: Path, head: Path, **asked: Any) -> Any:
-    usual = {"recipe": named_recipe("s4-g32"), "target": "onnx", "context": 128, "sequences": 3}
-    request = PlanRequest(drafter=str(head), **{**usual, **asked})
+    usual = {"recipe": named_recipe("s4-g32"), "target": "onnx", "context": 128, "sequences": 3, "drafter": str(head)}
+    request = PlanRequest(**{**usual, **asked})
     return make_plans(str(model), [tiny_models.DEVICE], request)[0].model_copy(update={"threads": 1})
 
 
