@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` shows the main job, `make test` runs the whole suite.
 PYTHON ?= python3
 BIN := .venv/bin
-PARTS ?= onnx,mlx,llamacpp,executorch,quantize,structured,eval,serve,report,sign,dev
+PARTS ?= onnx,mlx,llamacpp,executorch,quantize,structured,eval,serve,sign,dev
 DEMO_PARTS ?= onnx,quantize,structured
 # Two workers, one thread each: vendor libraries that each take every core only slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -89,7 +89,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     Raises `TargetFailed` if they are wrong, and `InvalidInput` if the model itself predicts nothing.
     """
     progress(0, 3, "self-check: reading the weights back")
-    plan = plan.model_copy(update={"threads": min(plan.threads, usable_cores().number)})  # not those of its device
+    plan = plan.model_copy(update={"threads": min(plan.threads, usable_cores().number)})  # not its device's
     missing = target.missing()
     if missing:
         return CheckResult(f"packed-only: {read_back(target, plan, weights, files)}; not run: {missing}")

@@ -11,7 +11,7 @@ from edgekit.contracts.capabilities import model_refusal
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
-from edgekit.contracts.recipe import SMALL, needs_text
+from edgekit.contracts.recipe import RECIPES, SMALL, bits_per_weight, needs_text
 from edgekit.contracts.stored_weights import group_notes, sharing_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
@@ -173,7 +173,12 @@ def _with_recipe(
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
     if recipe.keeps is None and any(str(rule.format) not in known for rule in recipe.rules):
         return
-    yield as_measured(target.offer(subject.model, device, offers[0].backend, recipe), subject, device)
+    offer = as_measured(target.offer(subject.model, device, offers[0].backend, recipe), subject, device)
+    budget, least = recipe.bits_per_weight, bits_per_weight(subject.model, recipe)
+    is_asked_for = not subject.is_stored and request.recipe not in RECIPES.values()  # a built-in one only notes it
+    if is_asked_for and budget is not None and budget < least:
+        offer = offer.model_copy(update={"unavailable": f"needs at least {least:.2f} bits per weight here"})
+    yield offer
 
 
 def _order(

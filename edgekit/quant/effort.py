@@ -108,7 +108,8 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH) -> floa
     errors = 2 * sum(tensor.size * tensor.shape[1] for tensor in linears)  # of the outputs, by the Hessian
     scored = min(tokens, SCORED_TOKENS)
     multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
-    others = 2.0 * (tokens * moments * _HALF_PRODUCT + _FACTORING * factors + errors)
+    # Moments and factors once to predict what GPTQ leaves, and once for GPTQ itself.
+    others = 2.0 * ((tokens + scored) * moments * _HALF_PRODUCT + 2 * _FACTORING * factors + errors)
     others += 2.0 * _SOFTMAX * scored * 2 * spec.vocab_size * spec.hidden_size
     computing = multiplying * _CONVERTING / _speed(product_on(torch.device("cpu")))
     computing += (multiplying * _NO_PRODUCTS + others) / _speed(product)
@@ -129,7 +130,7 @@ def calibration_bytes(model: ModelSpec, recipe: Recipe, tokens: int) -> int:
         scored = min(tokens, SCORED_TOKENS, PIECES * at_once * LENGTH)
         head = _AT_HEAD * (HEAD_ROWS + hidden)
         backward = _SAVED_RESIDUALS * hidden + _SAVED_INNER * inner
-        most = max(most, min(scored, at_once * LENGTH) * max(head, backward))
+        most = max(most, min(scored, at_once * LENGTH) * max(head, backward) + _MOMENTS * inner**2)
         kept = scored * hidden * (len(model.layers) + 1)  # the inputs of all layers, whose space the heap keeps
     return _ROUNDED_LAYERS * largest_layer_bytes(model) + 4 * (kept + most)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DAMPING = 0.05  # share of the mean diagonal: keeps rare inputs from dominating the updates
 _BLOCK = 128  # columns between two updates of all that follow; a multiple of every group
+_SAMPLED_COLUMNS = 256  # to predict what GPTQ leaves
 
 
 def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format) -> list[IntMatrix]:
@@ -53,6 +54,24 @@ class RowRounding(NamedTuple):
         chosen = _round_rows(weights[:, self.order], self.upper, self.stored)
         chosen.integers[:, self.order], chosen.scales[:, self.groups] = chosen.integers.clone(), chosen.scales.clone()
         return chosen
+
+
+def share_left(chosen_by: torch.Tensor, judged_by: torch.Tensor, squared: torch.Tensor, stored: Format) -> float:
+    """Predict the share of the loss by rounding to nearest that GPTQ leaves on other text.
+
+    `chosen_by` is the Hessian that GPTQ has, `judged_by` that of the other text, and `squared` [in] the mean squared
+    errors of the columns. What a column's error and the columns that compensate for it cost together is known before
+    any column is rounded.
+    """
+    import torch
+
+    rounding = RowRounding.by(chosen_by, stored)
+    some = torch.linspace(0, len(squared) - 1, min(len(squared), _SAMPLED_COLUMNS)).long().to(squared.device)
+    compensated = rounding.upper[some] / rounding.upper.diagonal()[some, None]
+    judged, errors = judged_by[rounding.order][:, rounding.order], squared[rounding.order][some]
+    left = float(((compensated @ judged) * compensated).sum(-1) @ errors)
+    nearest = float(judged.diagonal()[some] @ errors)
+    return left / nearest if nearest else 1.0
 
 
 def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
 _SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained on others do not fit"
-QUANTISER = 5  # raised when integers get better or worse, not for processors that round otherwise: these are as good
+QUANTISER = 6  # raised when integers get better or worse, not for processors that round otherwise: these are as good
 
 
 def neutral_weights(

@@ -31,8 +31,8 @@ from edgekit.quant.backward import (
     sequences_at_once,
 )
 from edgekit.quant.compute import product_on
-from edgekit.quant.gptq import gptq
-from edgekit.quant.hessians import lost_outputs, second_moments
+from edgekit.quant.gptq import share_left
+from edgekit.quant.hessians import second_moments
 from edgekit.quant.rtn import blocks, dequantise, in_parallel, round_to_nearest
 from edgekit.quant.shards import ReadRows, WeightPart, held_as_one, parts_of
 
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 
 SCORED_TOKENS = 4096  # enough to rank linears
 
-_LEFT = 0.25  # of the loss of rounding linears to nearest, what GPTQ leaves: 0.25 to 0.28 on two models
-# A head keeps 4 bits where that leaves less than this share of the loss: promoting linears saves less than predicted.
-_SURE = 0.8
-_SAMPLED_ROWS = 2048  # of the head, to see what GPTQ leaves of its loss
+_SAMPLED_ROWS = 2048  # of the head, to see how far off rounding is in each column
 
 PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats per token
 
@@ -63,8 +60,7 @@ def predicted_losses(
 ) -> PredictedLosses:
     """Return the predicted loss of each linear and of the head, from two passes over some of the calibration text.
 
-    `read` gives tensors on `device`; None: the processor. `by_gptq`: the head is rounded by GPTQ, which may leave a
-    tenth of its loss, and so it is predicted in proportion to what GPTQ leaves of linears.
+    `read` gives tensors on `device`; None: the processor. `by_gptq`: what GPTQ is predicted to leave of the losses.
     """
     import torch
 
@@ -75,34 +71,62 @@ def predicted_losses(
 
     def tick(what: str) -> None:
         nonlocal done
-        changes.clear()  # another layer begins
+        at_linears.finish_layer()
         progress(done, total, f"sensitivity: {what}")
         done += 1
 
     multiply = product_on(ids.device)
-    formats = {tensor.module: recipe.format_of(tensor) for tensor in model.tensors() if tensor.is_linear}
-    losses: dict[str, float] = {}
-    changes: dict[str, torch.Tensor] = {}  # of the weights of this layer's linears by rounding
+    at_linears = _LinearLosses(recipe, model, multiply, by_gptq)
     head = next(tensor for tensor in model.tensors() if tensor.name == head_name(model))
     at_head = _HeadLoss(model, read, recipe.format_of(head), by_gptq)
-
-    def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
-        if formats[module].has_few_bits:
-            if module not in changes:
-                changes[module] = _change(weights, formats[module])
-            moved = multiply(inputs, changes[module])
-            losses[module] = losses.get(module, 0.0) + float((moved * gradient).sum(-1).square().sum())
-
     for batch in batches:
         passes = TwoPasses(model, read, batch, tick, multiply)
         hidden = passes.forward()
         pieces = zip(torch.split(hidden, at_once), torch.split(batch, at_once), strict=True)
         gradient = torch.cat([_head_gradient(model, read, *piece, at_head) for piece in pieces])
-        at_head.add(batch, hidden, passes.backward(gradient, add))
+        at_head.add(batch, hidden, passes.backward(gradient, at_linears.add))
+        at_linears.finish_layer()
+    losses = at_linears.losses
     if at_head.stored.has_few_bits:
         losses[head.module] = at_head.loss(ids.numel())
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
+
+
+class _LinearLosses:
+    """Twice the summed losses of the linears that a backward pass reaches, layer by layer."""
+
+    def __init__(self, recipe: Recipe, model: ModelSpec, multiply: decoder.Multiply, by_gptq: bool) -> None:
+        linears = [tensor for tensor in model.tensors() if tensor.is_linear]
+        self._formats = {tensor.module: recipe.format_of(tensor) for tensor in linears}
+        # Linears that read the same inputs have the moments of the first of them.
+        self._first = {each.module: group[0].module for group in held_as_one(linears) for each in group}
+        self._multiply, self._by_gptq = multiply, by_gptq
+        self._nearest: dict[str, float] = {}  # losses by rounding, of this layer's linears
+        self._changes: dict[str, torch.Tensor] = {}  # of their weights by rounding
+        self._moments: dict[str, list[torch.Tensor]] = {}  # of their inputs in two halves of the text
+        self.losses: dict[str, float] = {}
+
+    def add(self, module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add a linear's loss on a piece of the text."""
+        if self._by_gptq and self._first[module] == module:
+            _add_halves(self._moments.setdefault(module, []), inputs, module)
+        if not self._formats[module].has_few_bits:
+            return
+        if module not in self._changes:
+            self._changes[module] = _change(weights, self._formats[module])
+        moved = self._multiply(inputs, self._changes[module])
+        loss = float((moved * gradient).sum(-1).square().sum())
+        self._nearest[module] = self._nearest.get(module, 0.0) + loss
+
+    def finish_layer(self) -> None:
+        """Add what was found of a layer to the losses."""
+        for module, loss in self._nearest.items():
+            moments, squared = self._moments.get(self._first[module]), self._changes[module].square().mean(0)
+            share = share_left(moments[0], moments[1], squared, self._formats[module]) if moments else 1.0
+            self.losses[module] = self.losses.get(module, 0.0) + loss * share
+        for kept in (self._nearest, self._changes, self._moments):
+            kept.clear()
 
 
 class _HeadLoss:
@@ -112,7 +136,7 @@ class _HeadLoss:
         self._model, self._read, self.stored, self._by_gptq = model, read, stored, by_gptq
         self.variance: float | None = None  # of a token's logits; one piece of the text shows it
         self._lookups = 0.0
-        self._moments: list[torch.Tensor] = []  # of every other sequence, and of the rest
+        self._moments: list[torch.Tensor] = []  # of its inputs in two halves of the text
 
     def add(self, ids: torch.Tensor, hidden: torch.Tensor, at_embedding: torch.Tensor) -> None:
         """Add a batch's part: its hidden states after the last layer, and the gradient at its embeddings."""
@@ -123,31 +147,26 @@ class _HeadLoss:
             self._lookups += float(moved.sum(-1).square().sum())
         if self.stored.has_few_bits and self._by_gptq:
             inputs = decoder.final_norm(model, read(decoder.last_norm(model)), hidden)
-            halves = [second_moments(inputs[start::2], "the head") for start in (0, 1)]
-            if self._moments:
-                halves = [sum_ + more for sum_, more in zip(self._moments, halves, strict=True)]
-            self._moments = halves
+            _add_halves(self._moments, inputs.flatten(0, 1), "the head")
 
     def loss(self, tokens: int) -> float:
-        """Return the loss of so many tokens; by GPTQ, relative to what GPTQ leaves of linears, which is left out there.
-
-        What GPTQ chose for the head is, where tokens look it up, as far off as by rounding.
-        """
-        variance = (self.variance or 0.0) * tokens
-        if not self._moments:
-            return variance + self._lookups
-        return (variance * self._left_by_gptq(*self._moments) + self._lookups) / _LEFT
-
-    def _left_by_gptq(self, chosen_by: torch.Tensor, judged_by: torch.Tensor) -> float:
-        """Return the share of the head's loss by rounding that GPTQ leaves on other text, seen on some of its rows."""
+        """Return the loss of so many tokens. Embeddings that GPTQ chose for the head are as far off as by rounding."""
         import torch
 
-        matrix, step = head_name(self._model), max(1, self._model.vocab_size // _SAMPLED_ROWS)
-        picked = range(0, self._model.vocab_size, step)
-        rows = torch.cat([self._read(matrix, slice(row, row + 1)) for row in picked])
-        (chosen,) = gptq([rows], chosen_by, self.stored)
-        nearest = lost_outputs(_change(rows, self.stored), judged_by)
-        return lost_outputs(dequantise(*chosen) - rows, judged_by) / nearest if nearest else 1.0
+        variance = (self.variance or 0.0) * tokens
+        if self._moments:
+            name, step = head_name(self._model), max(1, self._model.vocab_size // _SAMPLED_ROWS)
+            rows = [self._read(name, slice(row, row + 1)) for row in range(0, self._model.vocab_size, step)]
+            squared = _change(torch.cat(rows), self.stored).square().mean(0)
+            variance *= share_left(self._moments[0], self._moments[1], squared, self.stored)
+        return variance + self._lookups
+
+
+def _add_halves(moments: list[torch.Tensor], inputs: torch.Tensor, module: str) -> None:
+    """Add the second moments of the first and of the second half of `inputs` [tokens, in]."""
+    half = len(inputs) // 2
+    found = [second_moments(some, module) for some in (inputs[:half], inputs[half:])]
+    moments[:] = [one + other for one, other in zip(moments, found, strict=True)] if moments else found
 
 
 def _change(weights: torch.Tensor, stored: Format) -> torch.Tensor:
@@ -278,8 +297,7 @@ def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) ->
     head = [each for each in order if each.modules == (head_name(model).removesuffix(".weight"),)]
     linears = [each for each in order if each not in head]
     with_head, without = _within(room, [*head, *linears]), _within(room, linears)
-    whole, saved = sum(each.loss for each in order), sum(without.values())
-    promoted = without if whole - saved < _SURE * (whole - sum(with_head.values())) else with_head
+    promoted = max(without, with_head, key=lambda each: sum(each.values()))
     rules = tuple(
         Rule(pattern=tensor.module, format=Format(kind="s8")) for tensor in model.tensors() if tensor.module in promoted
     )

@@ -299,11 +299,12 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
 
 def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Recipe:
     base, _, peer = name.partition(AT_BYTES)
+    recipe = named_recipe(base)
     if not peer:
-        return of_model(named_recipe(base), source.spec)
+        return of_model(recipe, source.spec)
     file = quantised_file(source, peer, options.llama_cpp, options.work)
     bits = floats_and_bytes(source, file)[1] * 8 / source.spec.parameters
-    return with_budget(named_recipe(base), source.spec, bits)
+    return of_model(with_budget(recipe, source.spec, bits), source.spec)
 
 
 def measure(source: ModelSource, chosen: list[Case], options: argparse.Namespace, keep: Callable[[Row], None]) -> None:

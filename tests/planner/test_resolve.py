@@ -359,6 +359,8 @@ def test_a_plan_takes_a_budget_of_bits() -> None:
     assert budget_bytes(coarse.recipe, coarse.model) == int(plan.model.parameters * 4.9 / 8)
     with pytest.raises(InvalidInput, match=r"needs at least 4\.5"):
         make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.4))
+    with pytest.raises(DoesNotFit, match=r"needs at least 5\.01"):  # its table has 8 bits
+        make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.8, target="executorch"))
 
 
 @pytest.mark.parametrize(("target", "kind"), [("onnx", "s4"), ("llamacpp", "s4"), ("mlx", "s4"), ("executorch", "s8")])

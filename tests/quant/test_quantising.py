@@ -37,7 +37,7 @@ from edgekit.model.source import open_source
 from edgekit.quant import compute, pipeline as quantise, reference_decoder as decoder, shards as parts
 from edgekit.quant.backward import head_name
 from edgekit.quant.calibration import Calibration, read_calibration
-from edgekit.quant.gptq import gptq
+from edgekit.quant.gptq import gptq, share_left
 from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
@@ -71,6 +71,17 @@ def test_gptq_loses_less_of_the_outputs_than_rounding_to_nearest(stored: Format)
     ours = lost_outputs(dequantise(*gptq([weights], hessian, stored)[0]) - weights, hessian)
     nearest = lost_outputs(dequantise(*round_to_nearest(weights, stored)) - weights, hessian)
     assert ours < 0.5 * nearest
+
+
+def test_what_gptq_leaves_on_other_text_is_predicted_before_it_rounds() -> None:
+    torch.manual_seed(0)
+    weights, inputs = torch.randn(256, 256) * 0.05, correlated(2048, 256) + 0.5 * torch.randn(2048, 256)
+    chosen_by, judged_by = (half.T @ half for half in torch.split(inputs, 1024))
+    nearest = dequantise(*round_to_nearest(weights, S4)) - weights
+    (chosen,) = gptq([weights], chosen_by, S4)
+    left = lost_outputs(dequantise(*chosen) - weights, judged_by) / lost_outputs(nearest, judged_by)
+    assert left < 0.5
+    assert share_left(chosen_by, judged_by, nearest.square().mean(0), S4) == pytest.approx(left, rel=0.2)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama untied, with biases"])
