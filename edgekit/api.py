@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, Unpack, overload
+from typing import Annotated, Any, TypeAlias, overload
 
 from pydantic import Field
 
@@ -24,7 +24,7 @@ from edgekit.contracts.recipe import RECIPES, SMALL, Recipe, of_model
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import budgeted, make_plans, read_plan
-from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
+from edgekit.planner.request import PlanRequest, find_recipe
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.own_integers import recipe_of
 from edgekit.quant.pipeline import need_torch, neutral_weights
@@ -43,7 +43,7 @@ def plan(
     draft: str | Path | None = ...,
     profiles: Sequence[str | Path] = ...,
     announce: Callable[[str], None] | None = ...,
-    **options: Unpack[PlanOptions],
+    **options: Any,
 ) -> Plan: ...
 
 
@@ -55,7 +55,7 @@ def plan(
     draft: str | Path | None = ...,
     profiles: Sequence[str | Path] = ...,
     announce: Callable[[str], None] | None = ...,
-    **options: Unpack[PlanOptions],
+    **options: Any,
 ) -> list[Plan]: ...
 
 
@@ -66,7 +66,7 @@ def plan(
     draft: str | Path | None = None,
     profiles: Sequence[str | Path] = (),
     announce: Callable[[str], None] | None = None,
-    **options: Unpack[PlanOptions],
+    **options: Any,
 ) -> Plan | list[Plan]:
     """Decide how to build `model` for a device, without downloading or converting a weight.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -104,29 +103,3 @@ class PlanRequest(Frozen):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Threads, instead of one for each core."
     )
-
-
-class PlanOptions(TypedDict, total=False):
-    """The fields of `PlanRequest` as keyword arguments of `edgekit.plan` and `edgekit.export`."""
-
-    context: int | None
-    sequences: int
-    window: int | None
-    sinks: int
-    keep: str | None
-    kv_bits: int | None
-    min_quality: float | None
-    memory: int | str | None
-    min_tokens_per_second: float | None
-    max_first_token: float | None
-    prefer: Prefer
-    target: str | None
-    recipe: str | Recipe | None
-    bits_per_weight: float | None
-    os_version: str | None
-    entitlements: Sequence[str]
-    exits: Sequence[int]
-    adapter_rank: int
-    drafter: str | None
-    gpu_layers: int | None
-    threads: int | None

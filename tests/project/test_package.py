@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from planted_lines import FAULTS
 
 import edgekit
 from edgekit import api
-from edgekit.planner.request import PlanOptions, PlanRequest
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,13 +140,6 @@ def test_functions_have_an_example_in_their_docstring() -> None:
     )
     for function in (edgekit.plan, edgekit.export, edgekit.quantize, edgekit.AsyncRuntime.open, *methods):
         assert ">>> " in (function.__doc__ or "")
-
-
-def test_the_keywords_of_a_plan_are_the_fields_of_its_request() -> None:
-    assert list(PlanOptions.__annotations__) == list(PlanRequest.model_fields)
-    hints = typing.get_type_hints(PlanOptions)
-    for name, field in PlanRequest.model_fields.items():
-        assert (type(None) in typing.get_args(hints[name])) == (field.default is None), name
 
 
 def test_the_other_keywords_are_documented() -> None:
