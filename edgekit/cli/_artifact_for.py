@@ -69,15 +69,21 @@ def artifact_for(model: str, opening: OpenOptions) -> Path:
     def say_waiting(holder: str) -> None:
         click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)
 
-    key = _key(source, context, target)
-    place, hold = store.hold(key, make, lambda entry: open_artifact(entry / _ARTIFACT), say_waiting)
+    absent: list[str] = []  # targets of artifacts that another environment made, and this one cannot run
+    while True:
+        key = _key(source, context, target, absent)
+        place, hold = store.hold(key, make, lambda entry: open_artifact(entry / _ARTIFACT), say_waiting)
+        kept = read_manifest(place / _ARTIFACT)
+        if is_made or kept.target().missing() is None:
+            break
+        hold.close()
+        absent.append(kept.plan.target)
     context_of_command = click.get_current_context(silent=True)
     if context_of_command is not None:
         context_of_command.call_on_close(hold.close)
-    artifact = place / _ARTIFACT
     if not is_made:
-        click.echo(f"edgekit: {model} as {read_manifest(artifact).plan.built_as}, made earlier", err=True)
-    return artifact
+        click.echo(f"edgekit: {model} as {kept.plan.built_as}, made earlier", err=True)
+    return place / _ARTIFACT
 
 
 def _is_answered_as_shipped(context: int | None, target: str | None) -> bool:
@@ -108,8 +114,9 @@ def _opened(model: str) -> ModelSource:
         return open_source(model, need_weights=True)
 
 
-def _key(source: ModelSource, context: int | None, target: str | None) -> str:
+def _key(source: ModelSource, context: int | None, target: str | None, absent: list[str]) -> str:
     with open_tensors(source.weights) as tensors:
         hashes = source_hashes(source.folder, tensors)
-    described = {"source": hashes, "context": context, "target": target, "edgekit": edgekit.__version__}
+    described = {"source": hashes, "context": context, "target": target, "absent": absent}
+    described["edgekit"] = edgekit.__version__
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -17,6 +17,7 @@ from edgekit.cli import _artifact_for, _export_here, command
 from edgekit.common.content_store import ContentStore
 from edgekit.errors import EdgekitError
 from edgekit.model.source import DEMO_ARTIFACT, open_source
+from edgekit.plugins import load_target
 
 DAY_S = 86_400
 
@@ -148,6 +149,13 @@ def test_run_makes_the_artifact_of_a_model_once(tmp_path: Path, monkeypatch: pyt
     assert again.stderr.startswith(f"edgekit: {model} as onnx cpu s8, made earlier\n")
     assert "target onnx cpu s8" in store("ls")
     assert kept().count("artifacts") == 1
+    if load_target("llamacpp").missing():
+        return
+    for name in ("onnx", "executorch"):
+        monkeypatch.setattr(type(load_target(name)), "missing", lambda target: "it is not installed")
+    for what in (f"making {model} as llamacpp cpu s8 for this machine", f"{model} as llamacpp cpu s8, made earlier"):
+        elsewhere = CliRunner().invoke(command, arguments)  # as in an environment with llamacpp alone
+        assert elsewhere.stderr.startswith(f"edgekit: {what}") and elsewhere.exit_code == 0, elsewhere.output
 
 
 @pytest.mark.onnx
