@@ -9,8 +9,7 @@ from edgekit.contracts.recipe import Format, Recipe
 from edgekit.formats.int_packing import IntegerRows
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.calibration import Calibration
-from edgekit.quant.folds import Fold, folds_of
-from edgekit.quant.hessians import lost_outputs, mean_sizes, output_error, second_moments
+from edgekit.quant.hessians import lost_outputs, output_error, second_moments
 from edgekit.quant.methods import Activations, CalibratedMethod, QuantJob
 from edgekit.quant.rtn import IntMatrix, dequantise, refuse_unstorable, round_to_nearest, storable
 from edgekit.quant.sensitivity import float_passes
@@ -20,7 +19,6 @@ __all__ = [
     "Activations",
     "CalibratedMethod",
     "Calibration",
-    "Fold",
     "Format",
     "IntMatrix",
     "IntegerRows",
@@ -32,9 +30,7 @@ __all__ = [
     "WeightPart",
     "dequantise",
     "float_passes",
-    "folds_of",
     "lost_outputs",
-    "mean_sizes",
     "output_error",
     "parts_of",
     "refuse_unstorable",

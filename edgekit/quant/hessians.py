@@ -29,11 +29,6 @@ def second_moments(inputs: torch.Tensor, module: str = "a matrix") -> torch.Tens
     return torch.from_numpy(array.T @ array)  # numpy computes one half of a symmetric product, torch both
 
 
-def mean_sizes(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the mean size of each input."""
-    return inputs.flatten(0, -2).abs().mean(0)
-
-
 def lost_outputs(difference: torch.Tensor, hessian: torch.Tensor) -> float:
     """Return the squared change of the outputs on the calibration text when the weights change."""
     return max(0.0, float(((difference @ hessian) * difference).sum()))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgekit.methods.quant.folds import Fold, folds_of
 from edgekit.quant_methods import (
     CalibratedMethod,
-    Fold,
     Format,
     IntMatrix,
     ModelSpec,
     QuantizedPart,
     WeightPart,
     dequantise,
-    folds_of,
     lost_outputs,
-    mean_sizes,
     output_error,
     refuse_unstorable,
     round_to_nearest,
@@ -53,7 +51,7 @@ class Awq(CalibratedMethod):
         def observe(name: str, values: torch.Tensor) -> None:
             nonlocal last
             if last is None or last[0] is not values:
-                last = values, Inputs(mean_sizes(values), second_moments(values))
+                last = values, Inputs(values.flatten(0, -2).abs().mean(0), second_moments(values))
             inputs[name] = last[1]
 
         self.activations.look(part, tensors, observe)

@@ -16,7 +16,8 @@ import numpy as np
 
 from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
-from edgekit.quant_methods import Calibration, Fold, ModelSpec, ReadRows, Recipe, float_passes, folds_of
+from edgekit.methods.quant.folds import Fold, folds_of
+from edgekit.quant_methods import Calibration, ModelSpec, ReadRows, Recipe, float_passes
 
 if TYPE_CHECKING:
     import torch

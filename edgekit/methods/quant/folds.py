@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgekit.model.spec import ModelSpec
+from edgekit.quant_methods import ModelSpec
 
 
 class Fold(NamedTuple):
