@@ -1,4 +1,4 @@
-"""`edgekit choose`: known models that fit a device, the largest first."""
+"""`edgekit choose`: known models that fit a device: those without an account first, and the largest of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from edgekit.cli._console import console, draw
 from edgekit.cli._options import OwnProfiles, SomeFields, json_option, options
 from edgekit.common.units import show_bytes
+from edgekit.contracts.device import DeviceProfile
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError
 from edgekit.model.known_models import KnownModel, known_models
@@ -38,19 +39,22 @@ class ChooseOptions(OwnProfiles):
 @options(choice=ChooseOptions, request=SomeFields(PlanRequest, ("context", "min_tokens_per_second")))
 @json_option("JSON instead of a table.")
 def command(choice: ChooseOptions, request: PlanRequest, as_json: bool) -> None:
-    """List known models that fit a device, the largest first: licence, memory and speed as `plan` predicts them.
+    """List known models that fit a device: licence, memory and speed as `plan` predicts them.
+
+    Models that the hub gives without an account come first, the largest before others.
 
     The table of models comes with edgekit and is dated; nothing is downloaded.
     """
     table = known_models()
     tasks = {"chat", "code"} if choice.task is None else {choice.task}
-    rows = [_row(model, choice, request) for model in table.models if tasks & set(model.tasks)]
-    rows.sort(key=lambda row: -row["parameters"])
+    device = load_profile(choice.device, choice.profiles)
+    rows = [_row(model, choice, device, request) for model in table.models if tasks & set(model.tasks)]
+    rows.sort(key=lambda row: (row["needs_account"], -row["parameters"]))
     if as_json:
         click.echo(json.dumps({"checked": table.checked, "sources": table.sources, "models": rows}, indent=1))
         return
     fitting = [row for row in rows if row["fits"]]
-    budget = load_profile(choice.device, choice.profiles).budget()
+    budget = device.budget()
     mapped = (
         f" ({show_bytes(budget.total_bytes)} with mapped files)" if budget.private_bytes < budget.total_bytes else ""
     )
@@ -71,7 +75,7 @@ def command(choice: ChooseOptions, request: PlanRequest, as_json: bool) -> None:
         click.echo(f"next: edgekit plan {fitting[0]['model']} --device {choice.device}{target}")
 
 
-def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict[str, Any]:
+def _row(model: KnownModel, choice: ChooseOptions, device: DeviceProfile, request: PlanRequest) -> dict[str, Any]:
     """Plan a model; return its facts with the plan's main figures, or with the reason why it does not run."""
     source = model.source()
     if "embed" in model.tasks:
@@ -80,7 +84,7 @@ def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict
     mark = " *" if model.needs_account else ""
     row = {
         "device": choice.device,
-        "memory_bytes": load_profile(choice.device, choice.profiles).ram.value,
+        "memory_bytes": device.ram.value,
         "model": source.given,
         "task": ", ".join(model.tasks),
         "parameters": parameters,
@@ -90,7 +94,7 @@ def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict
         "sources": list(model.sources),
     }
     try:
-        (plan,) = make_plans(source, [choice.device], request, profiles=choice.profiles)
+        (plan,) = make_plans(source, [device], request, profiles=choice.profiles)
     except EdgekitError as error:
         return {**row, "fits": False, "as": f"no: {error}"}
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -74,7 +75,18 @@ def _yaml_files(folder: Traversable) -> Iterator[Traversable]:
 
 
 def read_profile(file: Traversable) -> DeviceProfile:
-    """Read one profile; its name must equal the file's."""
+    """Read one profile, a file once while it does not change; its name must equal the file's."""
+    if isinstance(file, Path) and file.is_file():
+        return _read_unchanged(file, file.stat().st_mtime_ns)
+    return _read(file)
+
+
+@lru_cache(maxsize=1024)
+def _read_unchanged(file: Path, changed_ns: int) -> DeviceProfile:
+    return _read(file)
+
+
+def _read(file: Traversable) -> DeviceProfile:
     profile = read_yaml(file, DeviceProfile)
     stem = file.name.rpartition(".")[0]
     if profile.name in (THIS, THIS_CPU):

@@ -101,12 +101,16 @@ def _ranked(
     requested: list[Candidate] = []
     for offer in _offers(subject, device, targets, request):
         is_listed = is_only_listed(offer, request)
-        for setting in ladder(subject.model, offer.capabilities, request):
+        target, settings = targets[offer.target], list(ladder(subject.model, offer.capabilities, request))
+        for setting in settings:
             if is_listed and setting.fallback_step != (0, 0, 0):
                 continue  # no other setting would make it eligible
-            candidate = price(subject, targets[offer.target], offer, setting, device, budget, request)
+            candidate = price(subject, target, offer, setting, device, budget, request)
             if setting.fallback_step == (0, 0, 0):
                 requested.append(candidate)
+                if _misses_memory(candidate):  # then so do all, if the last does, which takes the least
+                    last = price(subject, target, offer, settings[-1], device, budget, request)
+                    is_listed = is_listed or _misses_memory(last)
             if not candidate.violations:
                 passing.append(candidate)
                 break
@@ -118,6 +122,10 @@ def _ranked(
     passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
     requested.sort(key=lambda candidate: _place(candidate, device))
     return RankedCandidates(device, budget, tuple(passing), tuple(requested), targets)
+
+
+def _misses_memory(candidate: Candidate) -> bool:
+    return any(violation.what == "memory" for violation in candidate.violations)
 
 
 def _offers(

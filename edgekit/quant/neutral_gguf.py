@@ -207,6 +207,7 @@ def _narrowest(model: ModelSpec) -> float:
     return min((layer.window for layer in model.layers if layer.window), default=math.inf)
 
 
+@lru_cache(maxsize=64)  # a plan asks again for each context
 def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
     """Return the reason why the first unsuitable tensor cannot be stored: no GGUF name, or no whole blocks."""
     found = architecture_of(model)

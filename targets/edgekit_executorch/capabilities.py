@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.capabilities import Capabilities, Feature
@@ -45,6 +46,7 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities
     )
 
 
+@lru_cache(maxsize=64)
 def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_rare():

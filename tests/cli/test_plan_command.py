@@ -209,7 +209,8 @@ def test_the_largest_model_that_fits_comes_first_and_the_next_command_plans_it()
     assert found.exit_code == 0, found.output
     rows = json.loads(found.output)["models"]
     assert rows and all(row["task"] == "code" for row in rows)
-    assert [row["parameters"] for row in rows] == sorted((row["parameters"] for row in rows), reverse=True)
+    order = [(row["needs_account"], -row["parameters"]) for row in rows]
+    assert order == sorted(order) and len(known_models().models) >= 40
     fitting = [row["model"] for row in rows if row["fits"]]
     assert 0 < len(fitting) < len(rows)  # 4 GiB for one app: not everything
     fast = choose("--device", "pixel-8", "--task", "code", "--min-tokens-per-second", "20", "--all").output
