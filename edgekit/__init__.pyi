@@ -19,11 +19,13 @@ from edgekit.model.source import ModelSource as ModelSource, open_source as open
 from edgekit.model.spec import ModelSpec as ModelSpec
 from edgekit.model.tensors import Tensor as Tensor
 from edgekit.planner.request import find_recipe as find_recipe
+from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.options import QuantOptions as QuantOptions
+from edgekit.quant.reference_decoder import logits
 from edgekit.runtime.async_runtime import AsyncRuntime as AsyncRuntime, AsyncStream as AsyncStream
 from edgekit.runtime.generation.chat_template import ChatTemplate as ChatTemplate, read_template as read_template
 from edgekit.runtime.generation.sampling import Logprob as Logprob
-from edgekit.runtime.generation.tokenizer import Codec as Codec, read_codec as read_codec
+from edgekit.runtime.generation.tokenizer import Codec as Codec, read_codec as read_codec, read_eos as read_eos
 from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta as ToolCallDelta
 from edgekit.runtime.generation.tool_call_formats import ToolCall as ToolCall
 from edgekit.runtime.generation.tool_calls import parse_tool_calls as parse_tool_calls
@@ -41,6 +43,8 @@ from edgekit.runtime.stream import Answer as Answer, Stream as Stream
 from edgekit.runtime.text_assembler import Piece as Piece
 
 read_artifact = read_manifest
+reference_logits = logits
+write_gguf = write_neutral_gguf
 open = open_runtime  # noqa: A001 - edgekit.open is the door
 
 __version__: str

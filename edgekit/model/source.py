@@ -93,6 +93,13 @@ class ModelSource(NamedTuple):
         """Return this model with its weights, which are downloaded for a hub id that was opened without them."""
         return self if self.has_weights else open_source(self.given, need_weights=True)
 
+    def hashes(self) -> dict[str, str]:
+        """Return the hash of every file of a model with weights, by its name; an unchanged file is not read again."""
+        from edgekit.model.source_files import source_hashes
+
+        with open_tensors(self.weights) as tensors:
+            return source_hashes(self.folder, tensors.files.values())
+
     def with_own_integers(self) -> ModelSource:
         """Return this model, with its weights if they are quantised: the recipe is read from them."""
         return self.with_weights() if self.quantised_as else self

@@ -14,9 +14,8 @@ from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
 from edgekit.apps.bench.prompts import encoder_of
 from edgekit.apps.bench.trials import LOADS, BenchRun, PreparedSubject
 from edgekit.apps.bench.workload import Workload
+from edgekit.common.machine_speed import last_cache_bytes, machine_speed, physical_memory
 from edgekit.common.progress import Progress
-from edgekit.device.detect import readings
-from edgekit.device.detect.surroundings import local_host
 from edgekit.errors import InvalidInput
 
 _OPENING_S = 1.5  # of one process, for the estimate before a run
@@ -97,8 +96,7 @@ def _duration(seconds: float) -> str:
 
 def measure_conditions(machine: Machine) -> Conditions:
     """Return the machine's current conditions; this measures reading memory and multiplying matrices."""
-    host = local_host(measure_again=True)
-    speed = host.speed(machine.cores, readings.last_cache_bytes(host.read), host.physical_memory() or 1 << 30)
+    speed = machine_speed(machine.cores, last_cache_bytes(), physical_memory() or 1 << 30, again=True)
     reads, multiplies = round(speed.read_gb_s, 2), round(speed.fp32_tflops, 4)
     return conditions(canary_s=machine.best_s, cores=machine.cores, read_gb_s=reads, fp32_tflops=multiplies)
 

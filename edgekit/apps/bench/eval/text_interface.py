@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from edgekit import ChatTemplate, Codec, read_codec, read_template
+from edgekit import ChatTemplate, Codec, read_codec, read_eos, read_template
 from edgekit.apps.bench.eval.evaluation import Check
 from edgekit.errors import EdgekitError
-from edgekit.runtime.generation.tokenizer import read_eos
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",

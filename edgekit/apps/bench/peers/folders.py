@@ -6,7 +6,8 @@ MLX and Olive keep the same integers and scales; tensors that their formats cann
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit import NeutralWeights
-from edgekit.common.files import write_file
+from edgekit.common.files import disk_full, write_file
 from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import bits_of, on_disk
 from edgekit.errors import Unsupported
-from edgekit.formats.safetensors_writer import TensorWriter
 
 _FILE = "model.safetensors"
 _ROWS_AT_ONCE = 8192
+_BYTES = {"F32": 4, "U32": 4, "U8": 1}
 _OLIVE_GROUPS = (32, 64, 128)
 
 
@@ -35,16 +36,16 @@ class StoredMatrix(NamedTuple):
 def write_float(weights: NeutralWeights, folder: Path) -> None:
     """Write every weight as integer × scale in float32, for transformers: the exact values of the artifact."""
     tensors = {on_disk(weights.model, tensor.name): tensor for tensor in weights.model.tensors()}
-    folder.mkdir(parents=True, exist_ok=True)
-    with TensorWriter(folder / _FILE, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}) as writer:
-        for name, tensor in tensors.items():
+
+    def values() -> Iterator[NDArray[np.float32]]:
+        for tensor in tensors.values():
             if len(tensor.shape) < 2 or tensor.module not in weights.modules():
-                writer.write(name, weights.floats(tensor.name))
+                yield weights.floats(tensor.name)
                 continue
             for start in range(0, tensor.shape[0], _ROWS_AT_ONCE):
-                rows = slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE))
-                writer.write(name, weights.dequantised(tensor.module, rows), start)
-        writer.seal()
+                yield weights.dequantised(tensor.module, slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE)))
+
+    _write(folder, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}, values())
     _write_config(weights, folder, {"dtype": "float32", "torch_dtype": "float32"})
 
 
@@ -116,13 +117,25 @@ def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, ND
 
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, StoredMatrix]]) -> None:
     """Write all tensors from memory: a benchmarked model fits this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
     matrices = dict(tensors)
-    described = {name: (stored.dtype, tuple(stored.values.shape)) for name, stored in matrices.items()}
-    with TensorWriter(folder / _FILE, described) as writer:
-        for name, stored in matrices.items():
-            writer.write(name, stored.values)
-        writer.seal()
+    described = {name: (stored.dtype, stored.values.shape) for name, stored in matrices.items()}
+    _write(folder, described, (stored.values for stored in matrices.values()))
+
+
+def _write(folder: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], values: Iterable[NDArray[Any]]) -> None:
+    """Write a safetensors file of the values of all tensors, one after the other."""
+    header, size = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        start, size = size, size + _BYTES[dtype] * prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, size]}
+    described = json.dumps(header).encode()
+    described += b" " * (-len(described) % 8)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    with disk_full(path, size), path.open("wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for each in values:
+            file.write(np.ascontiguousarray(each).data)
 
 
 def _write_config(weights: NeutralWeights, folder: Path, update: dict[str, Any]) -> None:
