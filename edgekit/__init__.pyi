@@ -8,6 +8,7 @@ from edgekit.artifact.artifact import (
 )
 from edgekit.artifact.bom import bill_of_materials as bill_of_materials, model_card as model_card
 from edgekit.artifact.export import ExportOptions as ExportOptions
+from edgekit.artifact.sealed_head import write_head as write_head
 from edgekit.common.progress import Reporter as Reporter
 from edgekit.contracts.device import DeviceProfile as DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights as NeutralWeights
@@ -21,6 +22,7 @@ from edgekit.model.tensors import Tensor as Tensor
 from edgekit.planner.request import find_recipe as find_recipe
 from edgekit.quant.neutral_gguf import write_neutral_gguf
 from edgekit.quant.options import QuantOptions as QuantOptions
+from edgekit.quant.own_integers import recipe_of as recipe_of
 from edgekit.quant.reference_decoder import logits
 from edgekit.runtime.async_runtime import AsyncRuntime as AsyncRuntime, AsyncStream as AsyncStream
 from edgekit.runtime.generation.chat_template import ChatTemplate as ChatTemplate, read_template as read_template

@@ -42,6 +42,7 @@ from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetMi
 
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
+    from edgekit.model.heads import HeadWeights
 
 _DAY_S = 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -87,6 +88,12 @@ class Artifact(NamedTuple):
         if missing is not None:
             raise TargetMissing(f"{target.name}: {missing}")
         return target
+
+    def open_head(self) -> HeadWeights:
+        """Open the drafting head that is sealed with the model. Raises `DamagedArtifact`."""
+        from edgekit.artifact.sealed_head import open_head
+
+        return open_head(self.plan, self.folder)
 
     def check_hashes(self, progress: Callable[[float, float, str], None] | None = None) -> None:
         """Check the hash of every file. Raises `DamagedArtifact`."""

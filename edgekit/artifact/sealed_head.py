@@ -78,8 +78,8 @@ def _shared(
     return shared
 
 
-def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
-    """Write the EAGLE-3 head in `source` into the new folder `folder`, its tensors in the types as published.
+def write_head(source: Path, model: ModelSpec, folder: Path) -> None:
+    """Write the EAGLE-3 head in `source` for servers, into the new folder `folder`, in the types as published.
 
     Servers use the model's embedding for a head that has none.
     """

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from edgekit.formats.int_packing import IntegerFormat, ScaleType
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder
+    from edgekit.model.head_spec import HeadSpec
+    from edgekit.model.lora import LoraAdapter
 
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
@@ -99,6 +101,24 @@ class ModelSource(NamedTuple):
 
         with open_tensors(self.weights) as tensors:
             return source_hashes(self.folder, tensors.files.values())
+
+    def read_adapter(self, folder: Path) -> LoraAdapter:
+        """Read a LoRA adapter in PEFT's format. Raises unless all of it can be applied to this model."""
+        from edgekit.model.lora import read_adapter
+
+        return read_adapter(folder, self.spec)
+
+    def read_head(self, folder: Path) -> HeadSpec:
+        """Return the sizes of a drafting head for this model. Raises for a head of another one, or a damaged one."""
+        from edgekit.model.heads import read_head_spec
+
+        return read_head_spec(folder, self.spec, self.folder)
+
+    def check_draft(self, draft: ModelSource) -> None:
+        """Refuse a draft model with another vocabulary; the error names the first difference."""
+        from edgekit.model.same_vocabulary import check_same_vocabulary
+
+        check_same_vocabulary(self.folder, draft.folder)
 
     def with_own_integers(self) -> ModelSource:
         """Return this model, with its weights if they are quantised: the recipe is read from them."""

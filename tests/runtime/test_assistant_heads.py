@@ -20,10 +20,10 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.methods.drafters import assistant_decoder
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, CachedText
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
+from edgekit.model.head_spec import HeadSpec
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
@@ -68,7 +68,7 @@ def test_draft_logits_equal_those_of_transformers(
     pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(assistant, "DRAFT_TOKENS", DRAFTED)
-    monkeypatch.setattr(assistant_decoder, "READ_TOKENS", 9)
+    monkeypatch.setattr(HeadSpec, "read_tokens", 9)
     head = write_assistant(tmp_path / "head", model, clusters=clusters)
     made = export(planned(model, head, recipe=named_recipe("float32")), tmp_path / "made")
     draw = np.random.default_rng(1)

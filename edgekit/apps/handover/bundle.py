@@ -6,19 +6,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edgekit import ModelSource, NeutralWeights
+from edgekit import ModelSource, NeutralWeights, write_head
 from edgekit.apps.handover import kserve, ray_serve, sglang, smoke_test, vllm
 from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.reference import reference_answers
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
-from edgekit.artifact.sealed_head import hand_over_head
-from edgekit.common.files import sync_folder, write_file
+from edgekit.common.files import copy_file, sync_folder, write_file
 from edgekit.common.progress import Progress
 from edgekit.common.staging import refuse_existing, staging_for
 from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.lora import copy_adapter
 
 FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "vllm": vllm.files,
@@ -60,9 +58,12 @@ def write_bundle(
         if plan.draft is not None:
             write_weights(plan.draft, staging / "draft")
         if plan.drafter is not None:
-            hand_over_head(Path(plan.drafter), plan.model, staging / "drafter")
+            write_head(Path(plan.drafter), plan.model, staging / "drafter")
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
-            copy_adapter(Path(path), staging / "adapters" / name)
+            folder = staging / "adapters" / name
+            folder.mkdir(parents=True)
+            for file in ("adapter_config.json", "adapter_model.safetensors"):
+                copy_file(Path(path) / file, folder / file)
         written = texts | {
             "reference.json": reference_answers(weights, plan, progress).model_dump_json(indent=1) + "\n",
             "smoke_test.py": Path(smoke_test.__file__).read_text(),
