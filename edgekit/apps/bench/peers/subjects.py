@@ -17,7 +17,7 @@ from edgekit.apps.bench.peers import folders
 from edgekit.apps.bench.subject import Subject
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
-from edgekit.contracts.neutral import find_weights, weights_store
+from edgekit.contracts.neutral import find_weights, is_neutral, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Rule
 from edgekit.contracts.token_costs import touched_weight_bytes
@@ -139,11 +139,15 @@ def weights_of(artifact: Artifact, store: ContentStore | None = None) -> Neutral
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
     plan, fix = artifact.plan, "export it again, which keeps them there"
     try:
-        open_source(artifact.made_of, need_weights=True, offline=True)
+        source = open_source(artifact.made_of, need_weights=True, offline=True)
     except EdgekitError as error:
         raise InvalidInput(f"{artifact.folder}: its neutral weights are not in the store; {fix} ({error})") from error
-    with TemporaryDirectory() as copied:
-        weights = quantize(artifact.made_of, plan.recipe, Path(copied) / "weights", effort="quick", store=store.root)
+    if is_neutral(source.folder):
+        weights = NeutralWeights.open(source.folder)
+    else:
+        with TemporaryDirectory() as copied:
+            place = Path(copied) / "weights"
+            weights = quantize(artifact.made_of, plan.recipe, place, effort="quick", store=store.root)
     if weights.sha256 != artifact.manifest.weights_sha256:
         raise InvalidInput(f"{artifact.folder}: {artifact.made_of} now gives different weights (calibrated?); {fix}")
     return weights
