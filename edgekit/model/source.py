@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder
     from edgekit.model.head_spec import HeadSpec
-    from edgekit.model.lora import LoraAdapter
 
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
@@ -102,23 +101,21 @@ class ModelSource(NamedTuple):
         with open_tensors(self.weights) as tensors:
             return source_hashes(self.folder, tensors.files.values())
 
-    def read_adapter(self, folder: Path) -> LoraAdapter:
-        """Read a LoRA adapter in PEFT's format. Raises unless all of it can be applied to this model."""
-        from edgekit.model.lora import read_adapter
-
-        return read_adapter(folder, self.spec)
-
-    def read_head(self, folder: Path) -> HeadSpec:
+    def read_head(self, folder: Path, model: ModelSpec | None = None) -> HeadSpec:
         """Return the sizes of a drafting head for this model. Raises for a head of another one, or a damaged one."""
-        from edgekit.model.heads import read_head_spec
+        from edgekit.model.heads import read_head
 
-        return read_head_spec(folder, self.spec, self.folder)
+        head = read_head(folder, model or self.spec)
+        head.close()
+        self.check_draft(folder)
+        return head.spec
 
-    def check_draft(self, draft: ModelSource) -> None:
-        """Refuse a draft model with another vocabulary; the error names the first difference."""
+    def check_draft(self, folder: Path) -> None:
+        """Refuse a drafter with another tokenizer, where both have one; the error names the first difference."""
         from edgekit.model.same_vocabulary import check_same_vocabulary
 
-        check_same_vocabulary(self.folder, draft.folder)
+        if all((each / "tokenizer.json").exists() for each in (folder, self.folder)):
+            check_same_vocabulary(self.folder, folder)
 
     def with_own_integers(self) -> ModelSource:
         """Return this model, with its weights if they are quantised: the recipe is read from them."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from edgekit import ModelSpec, SpeculationReport
+from edgekit import SpeculationReport
 from edgekit.apps.bench.artifact_subjects import bytes_per_token
-from edgekit.apps.bench.machine import Disturbance, Usage, verdict
+from edgekit.apps.bench.machine import Machine, verdict
 from edgekit.apps.bench.measurement import (
     CaseResult,
     Conditions,
@@ -26,7 +26,7 @@ from edgekit.apps.bench.measurement import (
     Trial,
     TrialStatus,
 )
-from edgekit.apps.bench.prompts import Encode, of_user, tokens_of
+from edgekit.apps.bench.prompts import of_user, tokens_of
 from edgekit.apps.bench.statistics import summaries
 from edgekit.apps.bench.subject import RunningSubject, Subject, context_error
 from edgekit.apps.bench.workload import Case, Workload
@@ -39,25 +39,6 @@ BUSY_AFTER = 2 * ATTEMPTS  # disturbed trials in a row, after which the machine 
 COOL_DOWN_S = 2.0
 LOADS = 3  # fresh processes
 NO_MEMORY = MemoryUse(peak_bytes=None, peak_counter="it never ran")
-
-
-class MachineUnderTest(Protocol):
-    """The machine on which subjects run."""
-
-    best_s: float
-
-    def canary(self) -> float: ...
-    def usage(self, processes: Sequence[int]) -> Usage: ...
-    def between(self, before: Usage, after: Usage) -> Disturbance: ...
-    def sleep(self, seconds: float) -> None: ...
-
-
-class PreparedSubject(NamedTuple):
-    """A subject with its model and the encoder of its prompts."""
-
-    subject: Subject
-    model: ModelSpec
-    encode: Encode
 
 
 class SubjectReport(NamedTuple):
@@ -81,9 +62,9 @@ class BenchRun:
 
     def __init__(
         self,
-        subjects: Sequence[PreparedSubject],
+        subjects: Sequence[Subject],
         workload: Workload,
-        machine: MachineUnderTest,
+        machine: Machine,
         conditions: Callable[[], Conditions],
         *,
         loads: int = LOADS,
@@ -131,13 +112,13 @@ class BenchRun:
 
     def _open_all(self, stack: ExitStack) -> dict[int, RunningSubject]:
         running: dict[int, RunningSubject] = {}
-        for index, prepared in enumerate(self._subjects):
+        for index, subject in enumerate(self._subjects):
             if index in self._failed:
                 continue
             self._report_progress(f"opening: {self._name(index)}")
             try:
-                running[index] = subject = stack.enter_context(RunningSubject(prepared.subject))
-                self._load_s.setdefault(index, []).append(subject.load_s)
+                running[index] = stack.enter_context(RunningSubject(subject))
+                self._load_s.setdefault(index, []).append(running[index].load_s)
             except EdgekitError as error:
                 self._failed[index] = error
         return running
@@ -148,7 +129,7 @@ class BenchRun:
         self._progress(self._done, len(self._subjects) * len(work.cases) * (work.repeats + warmups), what)
 
     def _name(self, index: int) -> str:
-        return self._subjects[index].subject.info.name
+        return self._subjects[index].info.name
 
     def _collect(self, index: int, subject: RunningSubject) -> None:
         """Collect the report of a process at its end; keep the report with the highest peak memory."""
@@ -233,11 +214,11 @@ class BenchRun:
         return lengths
 
     def _refusal(self, index: int, case: Case) -> str | None:
-        prepared = self._subjects[index]
-        info = prepared.subject.info
+        subject = self._subjects[index]
+        info = subject.info
         for request, tokens in zip(case.requests, self._prompt_lengths(index, case), strict=True):
             refused = context_error(
-                tokens, request.output_tokens, info.context, info.window, model_limit=prepared.model.max_positions
+                tokens, request.output_tokens, info.context, info.window, model_limit=subject.model.max_positions
             )
             if refused:
                 return refused
@@ -251,7 +232,7 @@ class BenchRun:
             return NO_MEMORY
 
     def _measurement(self, index: int, conditions: Conditions) -> Measurement:
-        subject = self._subjects[index].subject
+        subject = self._subjects[index]
         report = self._reports.get(index) or SubjectReport(subject.info, NO_MEMORY, subject.predicted, None, ())
         cases = tuple(self._case(index, case, conditions) for case in self._workload.cases)
         status, why = self._status(index, cases)
@@ -271,17 +252,17 @@ class BenchRun:
         )
 
     def _case(self, index: int, case: Case, conditions: Conditions) -> CaseResult:
-        prepared = self._subjects[index]
+        subject = self._subjects[index]
         prompts = self._prompt_lengths(index, case)
         trials = tuple(self._trials.get((index, case.name), ()))
         summary = summaries(trials)
         depth = prompts[-1] + case.requests[-1].output_tokens // 2
-        read = bytes_per_token(prepared.subject, prepared.model, depth)
+        read = bytes_per_token(subject, depth)
         roofline = matrix_share = None
         if "decode_tokens_per_s" in summary and conditions.read_gb_s:
             roofline = read * summary["decode_tokens_per_s"].median / (conditions.read_gb_s * 1e9)
         if "prefill_tokens_per_s" in summary and conditions.fp32_tflops:
-            operations = operations_per_token(prepared.model) * summary["prefill_tokens_per_s"].median
+            operations = operations_per_token(subject.model) * summary["prefill_tokens_per_s"].median
             matrix_share = operations / (conditions.fp32_tflops * 1e12)
         return CaseResult(
             case=case.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgekit import ModelSource, ModelSpec, Recipe, open_source, recipe_of
+from edgekit import ModelSource, ModelSpec, Recipe, open_source, read_adapter, recipe_of
 from edgekit.apps.handover.gpus import gpu_group
 from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
@@ -33,7 +33,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
             f"--drafter {request.drafter}: is written in the layout of speculators, which SGLang does not read; give "
             "it a head in the layout LlamaForCausalLMEagle3 by hand"
         )
-    head = None if request.drafter is None else source.read_head(Path(request.drafter))
+    head = None if request.drafter is None else source.read_head(Path(request.drafter), model)
     if head is not None and head.kind == "assistant":
         raise Unsupported(
             f"--drafter {request.drafter}: no bundle with an assistant was ever served; leave out --drafter, and name "
@@ -51,7 +51,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
         recipe=recipe,
         draft=draft,
         drafter=None if head is None else ServedHead.of(head.layer, head.tensors(), has_embedding=head.own_embedding),
-        adapter_rank=max((source.read_adapter(path).rank for path in request.adapters), default=0),
+        adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
         notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
     )
     groups = [gpu_group(text) for text in request.gpus or (_DEFAULT_GPU,)]
@@ -66,8 +66,7 @@ def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
             f"--draft {name}: has a vocabulary of {draft.spec.vocab_size} tokens and {source.given} of"
             f" {model.vocab_size}; servers need the same one"
         )
-    if all((each.folder / "tokenizer.json").exists() for each in (source, draft)):  # a config alone can be planned too
-        source.check_draft(draft)
+    source.check_draft(draft.folder)
     return draft.spec
 
 

@@ -26,7 +26,6 @@ from edgekit.apps.bench import (
     Workload,
     bytes_per_token,
     context_error,
-    encoder_of,
     subject_of_artifact,
     summaries,
     tokens_of,
@@ -103,13 +102,12 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
     opening = OpenOptions(context=workload.context, window=workload.window, sinks=workload.sinks, exact=exact)
     subject = subject_of_artifact(folder, opening)
     info = subject.info.model_copy(update={"engine": f"edgekit runner {plan.target} {plan.backend}"})
-    encode = encoder_of(artifact)
 
     def job_case(case: Case) -> RunnerCase:
         requests, prompts = [], list[int]()
         for request in case.requests:
             cached = prompts[-1] + case.requests[len(prompts) - 1].output_tokens if request.continues else 0
-            tokens = tokens_of(request, encode, [0] * cached)
+            tokens = tokens_of(request, subject.encode, [0] * cached)
             prompts.append(len(tokens))
             new = tuple(tokens[cached:])
             requests.append(
@@ -127,7 +125,7 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
             prompt_tokens=tuple(prompts),
             depth_tokens=case.requests[0].depth_tokens,
             refused=next((why for why in refused if why), None),
-            bytes_per_token=bytes_per_token(subject, plan.model, prompts[-1] + outputs[-1] // 2),
+            bytes_per_token=bytes_per_token(subject, prompts[-1] + outputs[-1] // 2),
             requests=tuple(requests),
         )
 

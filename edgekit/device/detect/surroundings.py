@@ -5,15 +5,13 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.common.cores import cores_allowed
 from edgekit.common.machine_speed import MachineSpeed, machine_speed, physical_memory
 from edgekit.common.nvidia import Gpu, find_gpus
 from edgekit.common.packages import version_of
-
-_MAX_ANSWER_BYTES = 4 << 20
+from edgekit.common.proc import read_or_none
 
 
 class HostProbe(NamedTuple):
@@ -37,7 +35,7 @@ def local_host(*, measure_again: bool = False) -> HostProbe:
         system=platform.system(),
         architecture=platform.machine(),
         kernel=platform.release(),
-        read=_read,
+        read=read_or_none,
         run=_run,
         cores_allowed=cores_allowed,
         physical_memory=physical_memory,
@@ -45,14 +43,6 @@ def local_host(*, measure_again: bool = False) -> HostProbe:
         installed=version_of,
         speed=lambda cores, cache, memory: machine_speed(cores, cache, memory, again=measure_again),
     )
-
-
-def _read(path: str) -> str | None:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(_MAX_ANSWER_BYTES).decode(errors="replace")
-    except OSError:
-        return None
 
 
 def _run(command: Sequence[str]) -> str | None:

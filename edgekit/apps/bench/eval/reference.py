@@ -41,11 +41,6 @@ class Windows(NamedTuple):
     tokens: tuple[tuple[int, ...], ...]
     sha256: str
 
-    @property
-    def scored(self) -> int:
-        """The number of tokens with a predecessor in their window."""
-        return sum(len(window) - 1 for window in self.tokens)
-
 
 def windows_of(tokens: Sequence[int], length: int, limit: int, begin: Sequence[int] = ()) -> Windows:
     """Cut tokens into windows of `length`, each beginning with `begin` (a bos); at most `limit` tokens in all."""

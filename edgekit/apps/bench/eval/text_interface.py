@@ -30,7 +30,6 @@ _CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
         {"role": "user", "content": "日本語 🙂"},
     ),
 )
-InterfaceItem = Literal["template", "tokens", "bos", "end of text"]
 
 
 class TextInterface(NamedTuple):
@@ -60,7 +59,7 @@ def compare(one: TextInterface, other: TextInterface) -> list[Check]:
     return [_template(one, other), _tokens(one, other), _bos(one, other), _ends(one, other)]
 
 
-def _check(what: InterfaceItem, difference: str) -> Check:
+def _check(what: Literal["template", "tokens", "bos", "end of text"], difference: str) -> Check:
     return Check(what=what, same=not difference, detail=difference)
 
 

@@ -14,6 +14,7 @@ from edgekit import Artifact, NeutralWeights, Recipe, open_source, quantize, wri
 from edgekit.apps.bench.artifact_subjects import formats_of
 from edgekit.apps.bench.measurement import SubjectInfo
 from edgekit.apps.bench.peers import folders
+from edgekit.apps.bench.prompts import encoder_of
 from edgekit.apps.bench.subject import Subject
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
@@ -120,6 +121,8 @@ def peer_of(
             "float_bits": peer.float_bits,
         },
         weight_bytes=touched_weight_bytes(weights.model, recipe, peer.memory),
+        model=plan.model,
+        encode=encoder_of(artifact),
         fix=f"pip install {peer.needs}, or name a Python that has it with --peer-python",
     )
 
