@@ -102,8 +102,9 @@ def environment_of(package: str, folder: Path) -> str:
 def with_its_own_head(subject: Subject, python: str, artifact: Artifact) -> Subject:
     """llama.cpp on the same linears, with the embedding and head that its own Q4_0 would have."""
     head = artifact.plan.model.vocab_size * artifact.plan.model.hidden_size
-    file = home() / "peers" / f"{artifact.manifest.weights_sha256}-own-head.gguf"
+    file = home() / "engine_turns" / f"{artifact.manifest.weights_sha256}.gguf"
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         words = [python, "-c", OWN_HEAD, subject.opening["files"], str(part)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

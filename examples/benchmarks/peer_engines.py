@@ -88,7 +88,7 @@ class OpenVino:
         scheduling.max_num_batched_tokens = request["context"]
         options = {"scheduler_config": scheduling, "INFERENCE_NUM_THREADS": request["threads"]}
         self._pipeline = self._genai.LLMPipeline(request["files"], "CPU", **options)
-        self.facts = {"version": version("openvino-genai"), "kv_bits": 16}
+        self.facts = {"version": version("openvino-genai"), "kv_bits": 0}  # it does not say
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer all prompts together. Only the first token's time is told: the others share what is left."""
