@@ -81,8 +81,9 @@ def write_bundle(
 
 def _weights(source: ModelSource, folder: Path, asked: Recipe | None, calibrating: QuantizeOptions) -> NeutralWeights:
     """Write the weights of a model in the format that servers load."""
+    recipe = recipe_for(source, asked)  # of neutral weights, refused unless servers load them
     if is_neutral(source.folder):
         NeutralWeights.open(source.folder, verify=True).copy_to(folder)
     else:
-        quantize(source.given, recipe_for(source, asked), folder, calibrating).release()
+        quantize(source.given, recipe, folder, calibrating).release()
     return NeutralWeights.open(folder)
