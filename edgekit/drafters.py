@@ -1,7 +1,12 @@
-"""The classes that a package needs to add a drafter; entry points `edgekit.drafters` name its `DraftSource` classes."""
+"""The names that a package needs to add a drafter, such as a sealed head's weights and the frequencies of its ropes.
+
+Entry points `edgekit.drafters` name its `DraftSource` classes.
+"""
 
 from __future__ import annotations
 
+from edgekit.model.heads import HeadWeights
+from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.runtime.speculation.costs import CostProbe, known_share
 from edgekit.runtime.speculation.draft_method import DraftMethod, DraftRequest, DraftSource, DraftTarget, Proposer
 from edgekit.runtime.speculation.drafting import draft
@@ -12,7 +17,10 @@ __all__ = [
     "DraftRequest",
     "DraftSource",
     "DraftTarget",
+    "HeadWeights",
     "Proposer",
     "draft",
+    "frequencies",
     "known_share",
+    "rotated_pairs",
 ]

@@ -12,14 +12,15 @@ from edgekit_onnx import prepacking
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from edgekit.common import machine_speed
+from edgekit.common.machine_speed import MachineSpeed
 from edgekit.common.packages import UNREPORTED
-from edgekit.device.detect import measuring
 
 # The same examples at every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random")
 settings.load_profile("same")
-IN_CHILDREN = {(prepacking, "_child"): prepacking._child, (measuring, "_in_a_child"): measuring._in_a_child}
+IN_CHILDREN = {(prepacking, "_child"): prepacking._child, (machine_speed, "_in_a_child"): machine_speed._in_a_child}
 LONGEST = ("/targets/", "/real/", "test_lab_", "test_composition", "test_sealed_heads", "test_self_check")
 
 
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # plans do not depend on earlier measurements
     # Every test with a home of its own would start Python for these, a second each.
     prepacking._child = lambda *_: None  # weights are packed in this process
-    measuring._in_a_child = lambda cores, *_: measuring.MachineSpeed(read_gb_s=20.0, fp32_tflops=0.1, cores=cores)
+    machine_speed._in_a_child = lambda cores, *_: MachineSpeed(read_gb_s=20.0, fp32_tflops=0.1, cores=cores)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -42,7 +42,9 @@ from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetMi
 
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
+    from edgekit.model.heads import HeadWeights
 
+HEAD_FOLDER = "drafter"
 _DAY_S = 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -87,6 +89,18 @@ class Artifact(NamedTuple):
         if missing is not None:
             raise TargetMissing(f"{target.name}: {missing}")
         return target
+
+    def open_head(self) -> HeadWeights:
+        """Open the drafting head that is sealed with the model. Raises `DamagedArtifact`."""
+        from edgekit.model.heads import read_head
+
+        folder = self.folder / HEAD_FOLDER
+        head = read_head(folder, self.plan.model)
+        lacks = head.targets is None or any(name not in head.stored for name, _ in head.spec.tensors())
+        if lacks or head.spec != self.plan.drafter:
+            head.close()
+            raise DamagedArtifact(f"{folder}: is not the head of the artifact's plan; export it again")
+        return head
 
     def check_hashes(self, progress: Callable[[float, float, str], None] | None = None) -> None:
         """Check the hash of every file. Raises `DamagedArtifact`."""

@@ -34,11 +34,11 @@ from edgekit.contracts.plan import MAX_KV_KL, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule, needs_text
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
+from edgekit.model.source_files import companions
 from edgekit.planner.memory import with_facts
 from edgekit.quant.methods import rescales
 from edgekit.quant.options import QuantOptions
 from edgekit.quant.pipeline import need_torch, neutral_weights
-from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
     from edgekit.quant.calibration import Calibration

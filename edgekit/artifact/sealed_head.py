@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgekit.artifact.artifact import HEAD_FOLDER
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
-from edgekit.errors import DamagedArtifact, InvalidInput
+from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM, HeadSpec
 from edgekit.model.heads import CONFIG, EMBEDDING, HeadWeights, read_head
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     StoredRows = tuple[str, Callable[[slice], NDArray[Any]]]  # a tensor's type, and a function that returns rows
 
-HEAD_FOLDER = "drafter"
 _ROWS = 4096  # rows per copy
 
 
@@ -78,8 +78,8 @@ def _shared(
     return shared
 
 
-def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
-    """Write the EAGLE-3 head in `source` into the new folder `folder`, its tensors in the types as published.
+def write_head(source: Path, model: ModelSpec, folder: Path) -> None:
+    """Write the EAGLE-3 head in `source` for servers, into the new folder `folder`, in the types as published.
 
     Servers use the model's embedding for a head that has none.
     """
@@ -90,16 +90,6 @@ def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
         _write(head, model, folder, head.targets, {}, as_published=True)
     finally:
         head.close()
-
-
-def open_head(plan: Plan, artifact: Path) -> HeadWeights:
-    """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
-    head = read_head(artifact / HEAD_FOLDER, plan.model)
-    lacks = head.targets is None or any(name not in head.stored for name, _ in head.spec.tensors())
-    if lacks or head.spec != plan.drafter:
-        head.close()
-        raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
-    return head
 
 
 def _config(head: HeadWeights, model: ModelSpec) -> dict[str, Any]:

@@ -23,11 +23,9 @@ from edgekit.model.source import (
     DEMO_WEIGHTS,
     ModelSource,
     open_source,
-    open_tensors,
     unknown_model,
 )
 from edgekit.plugins import load_target
-from edgekit.quant.source_files import source_hashes
 from edgekit.runtime.open_options import OpenOptions
 
 # Subfolders of a store entry: the artifact, and its neutral weights until it is complete.
@@ -115,8 +113,6 @@ def _opened(model: str) -> ModelSource:
 
 
 def _key(source: ModelSource, context: int | None, target: str | None, absent: list[str]) -> str:
-    with open_tensors(source.weights) as tensors:
-        hashes = source_hashes(source.folder, tensors)
-    described = {"source": hashes, "context": context, "target": target, "absent": absent}
+    described = {"source": source.hashes(), "context": context, "target": target, "absent": absent}
     described["edgekit"] = edgekit.__version__
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

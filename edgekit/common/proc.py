@@ -15,7 +15,7 @@ _ROOT = "/sys/fs/cgroup"
 def read_or_none(path: str | Path) -> str | None:
     """Return the text of a file; None if it cannot be read."""
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except (OSError, ValueError):
         return None
 

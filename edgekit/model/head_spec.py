@@ -14,7 +14,7 @@ Every kind pairs the embedding of token i + 1 with the target's hidden state of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,11 +27,16 @@ HEAD, TARGET_NORM = "lm_head.weight", "target_norm.weight"
 MTP_NORMS = EMBEDDING_NORM, HIDDEN_NORM = "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
 CENTROIDS = "centroids.weight"
 SEALED = "edgekit_head"  # the field with the kind, in the config of a sealed head without a published layout
+_FLOAT = 4  # bytes of a number while drafting
 _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 
 
 class HeadSpec(Frozen):
     """The sizes of a head, and the hidden states that it reads from its target."""
+
+    most_tokens: ClassVar[int] = 1024  # newest, that it attends to; at most as many hidden states wait for it
+    block_tokens: ClassVar[int] = 64  # that it processes at once
+    read_tokens: ClassVar[int] = 1024  # of the target's cache, that an assistant reads at once
 
     kind: Literal["eagle3", "mtp", "assistant"] = Field("eagle3", exclude_if=lambda value: value == "eagle3")
     layer: ModelSpec  # its only layer, or the layers of an assistant
@@ -60,6 +65,41 @@ class HeadSpec(Frozen):
     def head_type(self) -> str:
         """The number type of the sealed head's rows. Of clusters only a few rows are read, then made float32."""
         return "F16" if self.clusters else "F32"
+
+    def cached_tokens(self, capacity: int) -> int:
+        """Return the capacity of the head's cache for a request of `capacity` tokens."""
+        return min(capacity, self.most_tokens, self.window or capacity)
+
+    def private_bytes(self, tokens: int, sequences: int, chunk_tokens: int) -> int:
+        """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
+        if self.kv_layers:
+            return _FLOAT * self._assistant_values(sequences, chunk_tokens)
+        return _FLOAT * self._layer_values(tokens, sequences, chunk_tokens)
+
+    def _layer_values(self, tokens: int, sequences: int, chunk_tokens: int) -> int:
+        """Return the numbers that drafting with a head of one layer holds."""
+        layer, held = self.layer.layers[0], self.cached_tokens(tokens)
+        cache = 2 * layer.kv_heads * layer.head_dim * held
+        waiting = min(tokens, self.most_tokens + chunk_tokens) * self.width
+        # A chunk's hidden states exist twice: in the engine's buffers, and in a copy that has all layers side by side.
+        leaving = 2 * chunk_tokens * self.width
+        block = min(self.block_tokens, held)
+        attention = 2 * self.layer.heads * block * held
+        gates = 3 * self.layer.heads * layer.head_dim if self.layer.attention_gate else 0
+        activations = block * (self.width + 8 * self.layer.hidden_size + 3 * self.layer.intermediate_size + gates)
+        logits = 2 * self.layer.vocab_size + self.draft_vocab_size * 3
+        return sequences * (cache + waiting) + leaving + attention + activations + logits
+
+    def _assistant_values(self, sequences: int, chunk_tokens: int) -> int:
+        """Return the numbers that drafting with an assistant holds. It has no cache."""
+        leaving = 2 * chunk_tokens * self.width
+        model = self.layer
+        # Keys, values and one more copy while they are turned to float32; scores and their exponentials.
+        read = max(self.read_tokens * (3 * each.kv_heads * each.head_dim + 2 * model.heads) for each in model.layers)
+        activations = 2 * self.width + 8 * model.hidden_size + 3 * model.intermediate_size
+        rows = (self.active_clusters or 0) * model.hidden_size * (self.draft_vocab_size // (self.clusters or 1))
+        logits = 2 * model.vocab_size + self.draft_vocab_size * 3
+        return sequences * chunk_tokens * self.width + leaving + read + activations + rows + logits
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of all weights except the embedding and the vocabulary maps."""

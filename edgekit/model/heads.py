@@ -21,7 +21,6 @@ from edgekit.model.assistant import is_assistant, read_assistant
 from edgekit.model.eagle3 import read_eagle3
 from edgekit.model.head_spec import HEAD, HeadConfig, HeadSpec
 from edgekit.model.mtp import is_mtp, read_mtp
-from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -57,18 +56,6 @@ class HeadWeights(NamedTuple):
     def close(self) -> None:
         """Unmap the files that no array refers to."""
         self.tensors.close()
-
-
-def read_head_spec(folder: Path, target: ModelSpec, tokenizer: Path) -> HeadSpec:
-    """Return the sizes of the head in `folder`, checked against `target`.
-
-    If the head has a tokenizer, it must be the one in the target's folder `tokenizer`.
-    """
-    head = read_head(folder, target)
-    head.close()
-    if all((each / "tokenizer.json").exists() for each in (folder, tokenizer)):
-        check_same_vocabulary(tokenizer, folder)
-    return head.spec
 
 
 def read_head(folder: Path, target: ModelSpec) -> HeadWeights:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edgekit.formats.int_packing import IntegerFormat, ScaleType
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder
+    from edgekit.model.head_spec import HeadSpec
 
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
@@ -92,6 +93,29 @@ class ModelSource(NamedTuple):
     def with_weights(self) -> ModelSource:
         """Return this model with its weights, which are downloaded for a hub id that was opened without them."""
         return self if self.has_weights else open_source(self.given, need_weights=True)
+
+    def hashes(self) -> dict[str, str]:
+        """Return the hash of every file of a model with weights, by its name; an unchanged file is not read again."""
+        from edgekit.model.source_files import source_hashes
+
+        with open_tensors(self.weights) as tensors:
+            return source_hashes(self.folder, tensors.files.values())
+
+    def read_head(self, folder: Path, model: ModelSpec | None = None) -> HeadSpec:
+        """Return the sizes of a drafting head for this model. Raises for a head of another one, or a damaged one."""
+        from edgekit.model.heads import read_head
+
+        head = read_head(folder, model or self.spec)
+        head.close()
+        self.check_draft(folder)
+        return head.spec
+
+    def check_draft(self, folder: Path) -> None:
+        """Refuse a drafter with another tokenizer, where both have one; the error names the first difference."""
+        from edgekit.model.same_vocabulary import check_same_vocabulary
+
+        if all((each / "tokenizer.json").exists() for each in (folder, self.folder)):
+            check_same_vocabulary(self.folder, folder)
 
     def with_own_integers(self) -> ModelSource:
         """Return this model, with its weights if they are quantised: the recipe is read from them."""

@@ -16,7 +16,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.gpu_layers import divided, most_that_fit, shares_of, with_host_layers
-from edgekit.planner.head_memory import head_private_bytes, head_to_seal
+from edgekit.planner.head_memory import head_to_seal
 from edgekit.planner.ladder import ContextConfig, furthest_context
 from edgekit.planner.quality_priors import prior
 from edgekit.planner.request import PlanRequest
@@ -80,7 +80,7 @@ def price(
     tokens, sequences, bits = setting.held_tokens, request.sequences, setting.kv_bits
     plain = MemoryLoad(model, offer.recipe, offer.backend, offer.memory, tokens, sequences, bits, chunk)
     head = subject.head_of(offer) if "drafting heads" in offer.capabilities.features else None
-    private = head_private_bytes(head, tokens, sequences, chunk) if head is not None else 0
+    private = head.private_bytes(tokens, sequences, chunk) if head is not None else 0
     load = plain._replace(
         adapter_rank=request.adapter_rank if offer.capabilities.adapters else 0,
         context=setting.context,

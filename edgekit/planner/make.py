@@ -74,10 +74,7 @@ def make_plans(
     rounds = chosen_by is not None and request.recipe is None and chosen_by.rounds_alone(source)
     subject = subject._replace(method=method, rounds=rounds)
     if request.drafter is not None:
-        from edgekit.model.heads import read_head_spec
-
-        head = read_head_spec(Path(request.drafter), subject.model, source.folder)
-        subject = subject._replace(drafter=head)
+        subject = subject._replace(drafter=source.read_head(Path(request.drafter), subject.model))
     check_request(subject, request)
     targets = _candidates_for(selected, request)
     here = [device for device in selected if device.name == THIS]

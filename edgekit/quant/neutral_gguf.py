@@ -50,7 +50,7 @@ _LAYER_FIELDS = ("kv_heads", "head_dim", "stores_kv", "has_values", "experts", "
 
 
 def write_neutral_gguf(weights: NeutralWeights, path: Path, context: int) -> None:
-    """Write the model without a tokenizer, for callers that pass token ids."""
+    """Write the model without a tokenizer, for callers that pass token ids. Raises `Unsupported` for others."""
     if reason := refusal(weights.model, weights.recipe, context):
         raise Unsupported(f"llama.cpp: {reason}")
     metadata = model_metadata(weights.model, context) | {"tokenizer.ggml.model": "none"}

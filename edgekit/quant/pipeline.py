@@ -35,6 +35,7 @@ from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, need
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.model.source_files import companions, copy_companions, source_hashes
 from edgekit.model.spec import ModelSpec
 from edgekit.plugins import SMOOTHING, load_own
 from edgekit.quant import shards as parts
@@ -44,7 +45,6 @@ from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantJob, QuantMethod, Rtn, find_method, is_calibrated, rescales
 from edgekit.quant.own_integers import Kept, rounded_notes
 from edgekit.quant.sensitivity import load_losses, predicted_losses, resolve_budget, save_losses
-from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ def _find_or_make(order: Order, store: ContentStore, compute: Compute | torch.de
     if is_calibrated(method) and (reason := find_method(method).refusal(model)):
         raise Unsupported(f"{model.name} {reason}; choose --method gptq or rtn")
     with open_tensors(order.source.weights) as tensors:
-        order = order._replace(hashes=source_hashes(order.source.folder, tensors))
+        order = order._replace(hashes=source_hashes(order.source.folder, tensors.files.values()))
         computes = is_calibrated(method) or needs_text(recipe, model)
         if computes:
             need_torch()
@@ -125,7 +125,7 @@ def are_kept(
         return False
     order = Order(source, recipe, _method(recipe, method, calibration), calibration)
     with open_tensors(source.weights) as tensors:
-        order = order._replace(hashes=source_hashes(source.folder, tensors))
+        order = order._replace(hashes=source_hashes(source.folder, tensors.files.values()))
     return ((store or weights_store()).root / _key(order)).is_dir()
 
 

@@ -118,9 +118,9 @@ def logits(
 ) -> torch.Tensor:
     """Return logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
 
-    With `get_rows`, embedding and head are read by rows too: they are the largest tensors of most models. `observe` is
-    called with each linear's module, by its name in the model, and its input; `observe_cache` with `layers.N.keys` and
-    `layers.N.values` (`layer_forward`), after the same prefix.
+    `get_tensor` returns a tensor of the model by its name, in float32. With `get_rows`, embedding and head are read by
+    rows too: they are the largest tensors of most models. `observe` is called with each linear's module, by its name
+    in the model, and its input; `observe_cache` with `layers.N.keys` and `layers.N.values`, after the same prefix.
     """
     import torch
 

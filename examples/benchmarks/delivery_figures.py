@@ -35,7 +35,7 @@ from edgekit.common.sealed_json import to_sealed_json
 from edgekit.common.staging import staging_for
 from edgekit.contracts.neutral import MANIFEST, NeutralWeights
 from edgekit.contracts.plan import Plan
-from edgekit.quant.source_files import companions
+from edgekit.model.source_files import companions
 
 _NEAR_BYTES = 64  # equal bytes between two changed ones that count as changed
 _FEWEST_BYTES = 1024  # a shorter stretch of changed bytes is no part of a linear: a name or a hash

@@ -2,8 +2,8 @@
 
     python -m examples.benchmarks.measured_page
 
-They come from the files of `results/`: `engine_turns_*.json` (engine_turns.py), `peers.json` (onnx_peers.py),
-`memory.json` (memory_contract.py), `quality.json` (quantisation_figures.py), `real_models.jsonl` (real_models.py) and
+They come from the files of `results/`: `engine_turns_*.json` and `peers.json` (engine_turns.py), `memory.json`
+(memory_contract.py), `quality.json` (quantisation_figures.py), `real_models.jsonl` (real_models.py) and
 `speculation.json` (speculation_figures.py).
 `edgekit/planner/quality_rows.json` has a row for each that was measured in the last two, with its worst text. Rows that
 were rounded to the nearest are of an older date; their integers are still the same, bit for bit (`weights`), and so is
@@ -137,9 +137,10 @@ def speeds() -> list[Speeds]:
 @cache
 def peers() -> dict[str, Row]:
     """The engines that were compared on random weights of 1.2 B parameters, by the names of the page."""
-    engines = stored("peers.json")["engines"]
+    found = stored("peers.json")["1.2 B parameters"]
     names = (EDGEKIT, SPINNING, f"{LLAMA_CPP}, 8-bit head", f"{LLAMA_CPP}, Q6_K head", GENAI)
-    return dict(zip(names, engines, strict=True))
+    rows = [{**found["quiet"][subject][DEPTH], **told} for subject, told in found["subjects"].items()]
+    return dict(zip(names, rows, strict=True))
 
 
 def speed_table() -> str:
@@ -160,7 +161,7 @@ def memory_table() -> str:
     rows = []
     for name, row in peers().items():
         sizes = [mb(row[each]) for each in ("file_bytes", "private_bytes", "peak_bytes")]
-        rows.append([name, *sizes, *(f"{seconds:.1f} s" for seconds in row["load_s"])])
+        rows.append([name, *sizes, *(f"{seconds:.1f} s" for seconds in row["load_s"][:2])])
     return table(["1.2 B, 4 bits", "files", "private memory", "peak, resident", "first opening", "second"], rows)
 
 

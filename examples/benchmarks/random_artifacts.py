@@ -2,7 +2,8 @@
 
     python -m examples.benchmarks.random_artifacts FOLDER --shape llama-1b [--target onnx] [--recipe s4-g32]
 
-The artifact is FOLDER/artifact-0, with a cache of 32 bits on onnx and 16 elsewhere, and a thread for each core.
+The artifact is FOLDER/artifact-0, with a cache of 32 bits on onnx and 16 elsewhere, and a thread for each core. Its
+neutral weights stay in FOLDER/weights-0, so that `edgekit bench --against` gives them to peers.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TOKENIZER = Path(__file__).parents[1] / "training" / "demo" / "target"
 
 LLAMA_1B: dict[str, Any] = {
     "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 2048,
     "intermediate_size": 8192,
     "num_hidden_layers": 16,
@@ -106,10 +108,12 @@ def built(
     tokenizer: Path = TOKENIZER,
     kv_bits: int = 32,
     threads: int | None = None,
+    keep_weights: bool = False,
 ) -> Path:
     """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left.
 
-    The files of the tokenizer and its chat template are copied from the folder `tokenizer`.
+    The files of the tokenizer and its chat template are copied from the folder `tokenizer`. With `keep_weights`, the
+    neutral weights stay next to the artifact, which names them as its model.
     """
     artifact = folder / f"artifact-{seed}"
     if artifact.exists():
@@ -118,7 +122,8 @@ def built(
     config, recipe = of or (random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128")))
     chunk, chosen = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
+        place = folder.absolute() / f"weights-{seed}" if keep_weights else Path(temporary) / "weights"
+        weights = random_weights(place, config, named_recipe(recipe), "random")
         offers = load_target(target).offers(weights.model, load_profile("this"))
         facts = next(offer.memory for offer in offers if offer.recipe.name == recipe)
         taken = tokenizer_memory(tokenizer)
@@ -129,7 +134,8 @@ def built(
             mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
         )
         plan = Plan(
-            model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+            model=weights.model, model_source=str(place) if keep_weights else "random", model_sha256="0" * 64,
+            device="this", device_sha256="0" * 64,
             os_version="0", target=target, backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
             chunk_tokens=chunk, cache=KVEvictionPolicy(),
             storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=kv_bits),
@@ -142,6 +148,7 @@ def built(
         load_target(target).export(plan, weights, staging, lambda done, total, what: None)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(tokenizer / name, staging)
+            shutil.copy(tokenizer / name, place)
         seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
     return artifact
 
@@ -156,7 +163,8 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     bits = 32 if arguments.target == "onnx" else 16
     of = (SHAPES[arguments.shape], arguments.recipe)
-    print(built(arguments.folder, 0, of, target=arguments.target, kv_bits=bits, threads=usable_cores().number))
+    threads = usable_cores().number
+    print(built(arguments.folder, 0, of, target=arguments.target, kv_bits=bits, threads=threads, keep_weights=True))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.tensors import Tensor
-from edgekit.quant.source_files import copy_companions
+from edgekit.model.source_files import copy_companions
 from edgekit_mlx.config import mlx_config
 from edgekit_mlx.layout import (
     WEIGHTS,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgekit.common import nvidia
+from edgekit.common import machine_speed, nvidia
+from edgekit.common.machine_speed import MachineSpeed, last_cache_bytes
 from edgekit.common.nvidia import Gpu, find_gpus
 from edgekit.contracts.device import DeviceProfile
 from edgekit.device.catalogue import all_profiles, profile_sha256
-from edgekit.device.detect import describe, measuring, readings
-from edgekit.device.detect.measuring import MachineSpeed
+from edgekit.device.detect import describe, readings
 from edgekit.device.detect.surroundings import HostProbe, local_host
 from edgekit.device.load import load_profile
 from edgekit.errors import EdgekitError, Unsupported
@@ -322,7 +322,7 @@ def test_asking_this_machine_for_gpus_never_fails() -> None:
     [("65536K\n", 64 << 20), ("1M", 1 << 20), ("512", 512), ("", 32 << 20), ("big", 32 << 20), ("-1K", 32 << 20)],
 )
 def test_the_size_of_the_last_cache_is_read(text: str, size: int) -> None:
-    assert readings.last_cache_bytes(lambda path: text if "index3" in path else None) == size
+    assert last_cache_bytes(lambda path: text if "index3" in path else None) == size
 
 
 @pytest.mark.parametrize(
@@ -366,14 +366,16 @@ def test_arbitrary_sysctl_output_gives_a_profile_or_an_edgekit_error(sysctl: str
 @pytest.mark.usefixtures("child_processes")
 def test_speeds_are_measured_once_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    first = measuring.machine_speed(1, 1 << 20, 1 * GIB)
+    first = machine_speed.machine_speed(1, 1 << 20, 1 * GIB)
     assert first.read_gb_s > 0.1 and first.fp32_tflops > 1e-4
-    monkeypatch.setattr(
-        measuring, "_in_a_child", lambda *arguments: MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=arguments[0])
-    )
-    assert measuring.machine_speed(1, 1 << 20, GIB) == first
-    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=2)
-    assert measuring.machine_speed(2, 1 << 20, GIB, again=True) == MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=2)
+
+    def ones(cores: int, *_: int) -> MachineSpeed:
+        return MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=cores)
+
+    monkeypatch.setattr(machine_speed, "_in_a_child", ones)
+    assert machine_speed.machine_speed(1, 1 << 20, GIB) == first
+    assert machine_speed.machine_speed(2, 1 << 20, GIB) == ones(2)
+    assert machine_speed.machine_speed(2, 1 << 20, GIB, again=True) == ones(2)
 
 
 def test_a_disturbed_measurement_never_lowers_the_remembered_speed(
@@ -385,10 +387,10 @@ def test_a_disturbed_measurement_never_lowers_the_remembered_speed(
         MachineSpeed(read_gb_s=16.9, fp32_tflops=0.2, cores=2),
         MachineSpeed(read_gb_s=30.0, fp32_tflops=0.6, cores=2),
     ]
-    monkeypatch.setattr(measuring, "_in_a_child", lambda *arguments: measured.pop(0))
-    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(read_gb_s=40.2, fp32_tflops=0.5, cores=2)
+    monkeypatch.setattr(machine_speed, "_in_a_child", lambda *arguments: measured.pop(0))
+    assert machine_speed.machine_speed(2, 1 << 20, GIB) == MachineSpeed(read_gb_s=40.2, fp32_tflops=0.5, cores=2)
     for now, remembered in (((16.9, 0.2), (40.2, 0.5)), ((30.0, 0.6), (40.2, 0.6))):
-        present, kept = (measuring.machine_speed(2, 1 << 20, GIB, again=again) for again in (True, False))
+        present, kept = (machine_speed.machine_speed(2, 1 << 20, GIB, again=again) for again in (True, False))
         assert (present.read_gb_s, present.fp32_tflops) == now, "conditions report the present speed"
         assert (kept.read_gb_s, kept.fp32_tflops) == remembered
 
@@ -398,9 +400,9 @@ def test_speed_is_measured_in_process_if_no_child_starts(monkeypatch: pytest.Mon
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     monkeypatch.setattr(
-        measuring, "measure", lambda cores, cache, ram: MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=cores)
+        machine_speed, "measure", lambda cores, cache, ram: MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=cores)
     )
-    assert measuring.machine_speed(3, 1 << 20, GIB) == MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=3)
+    assert machine_speed.machine_speed(3, 1 << 20, GIB) == MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=3)
 
 
 def test_this_machine_is_the_same_on_every_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

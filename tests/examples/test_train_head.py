@@ -17,7 +17,6 @@ import tiny_models
 import torch
 
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
 from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.model.source import open_source
@@ -69,7 +68,7 @@ def test_head_training_resumes_and_the_head_drafts(
     folder = tmp_path / "run" / "head"
     request = PlanRequest(recipe=named_recipe("float32"), target="onnx", context=128, drafter=str(folder))
     artifact = export(make_plans(str(model), [tiny_models.DEVICE], request)[0], tmp_path / "out")
-    ours = HeadDecoder(open_head(artifact.plan, artifact.folder))
+    ours = HeadDecoder(artifact.open_head())
     shape = {**figures["shape"], "layers": tuple(figures["shape"]["layers"])}
     head = Head(HeadShape(**shape))
     stored = load_file(folder / "model.safetensors")

@@ -11,7 +11,6 @@ import tiny_models
 
 import edgekit
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
@@ -49,7 +48,7 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
     """Drafting in every step by the sealed head, as if each of its tokens cost a second."""
-    head = open_head(artifact.plan, artifact.folder)
+    head = artifact.open_head()
     if head.spec.kv_layers:
         return FixedLengthDrafting(AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=4))
     drafting = HeadDrafting(HeadDecoder(head), capacity=128, one_s=1.0, block_token_s=1.0, tokens=4)

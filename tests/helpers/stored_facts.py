@@ -23,9 +23,9 @@ from measured import fake
 from edgekit.apps.bench.machine import Machine
 from edgekit.apps.delivery import signing
 from edgekit.artifact.artifact import open_artifact
+from edgekit.common import machine_speed
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recipe import named_recipe
-from edgekit.device.detect import measuring
 from edgekit.enginekit import exactness
 from edgekit.model.source import open_source
 from edgekit.quant import pipeline
@@ -58,11 +58,11 @@ def _share(_: Path) -> Use:
 
 
 def _speed(_: Path) -> Use:
-    measured = measuring.MachineSpeed(read_gb_s=5.0, fp32_tflops=0.05, cores=2)
+    measured = machine_speed.MachineSpeed(read_gb_s=5.0, fp32_tflops=0.05, cores=2)
 
     def use() -> None:
-        with patch.object(measuring, "_in_a_child", lambda *_: measured):
-            speed = measuring.machine_speed(2, 1 << 20, 1 << 30)
+        with patch.object(machine_speed, "_in_a_child", lambda *_: measured):
+            speed = machine_speed.machine_speed(2, 1 << 20, 1 << 30)
         assert 0 < speed.read_gb_s < 1e6 and 0 < speed.fp32_tflops < 1e6 and speed.cores == 2
 
     return use

@@ -18,7 +18,7 @@ from edgekit.formats.safetensors import TensorFolder
 from edgekit.model import assistant, mtp
 from edgekit.model.eagle3 import default_layers
 from edgekit.model.families import model_from_config
-from edgekit.model.heads import read_head, read_head_spec
+from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
@@ -251,7 +251,7 @@ def test_other_models_tokenizers_and_kinds_are_refused(tmp_path: Path) -> None:
     tokenizer["model"]["merges"] = []
     (head / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(InvalidInput):
-        read_head_spec(head, open_source(model).spec, model)
+        open_source(model).read_head(head)
     config = json.loads((head / "config.json").read_text())
     config |= {"model_type": "gemma4_unified_assistant", "architectures": ["Gemma4UnifiedAssistantForCausalLM"]}
     (head / "config.json").write_text(json.dumps(config))

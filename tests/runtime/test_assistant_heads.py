@@ -12,7 +12,6 @@ from sealed_heads import planned
 
 import edgekit
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import open_head
 from edgekit.cli import command
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
@@ -20,10 +19,10 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.methods.drafters import assistant_decoder
 from edgekit.methods.drafters.assistant_decoder import AssistantDecoder, CachedText
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
 from edgekit.model import assistant
+from edgekit.model.head_spec import HeadSpec
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation.draft_method import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
@@ -68,12 +67,12 @@ def test_draft_logits_equal_those_of_transformers(
     pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(assistant, "DRAFT_TOKENS", DRAFTED)
-    monkeypatch.setattr(assistant_decoder, "READ_TOKENS", 9)
+    monkeypatch.setattr(HeadSpec, "read_tokens", 9)
     head = write_assistant(tmp_path / "head", model, clusters=clusters)
     made = export(planned(model, head, recipe=named_recipe("float32")), tmp_path / "made")
     draw = np.random.default_rng(1)
     tokens, drafted = draw.integers(0, VOCABULARY, 60).tolist(), draw.integers(0, VOCABULARY, 4).tolist()
-    decoder = AssistantDecoder(open_head(made.plan, made.folder))
+    decoder = AssistantDecoder(made.open_head())
     found = []
     with edgekit.open(made.folder, kv_bits=bits) as runtime:
         state = runtime.engine.start(made.plan.storage.model_copy(update={"kv_bits": bits}))
@@ -119,7 +118,7 @@ def test_a_draft_is_that_of_transformers_own_generation(model: Path, tmp_path: P
         request = DraftRequest(
             tokens, Sampler(Sampling(), VOCABULARY), KVEvictionPolicy(), 64, lambda: state, hidden=log
         )
-        drafter = AssistantDrafting(AssistantDecoder(open_head(made.plan, made.folder)), one_s=1.0).start(request)
+        drafter = AssistantDrafting(AssistantDecoder(made.open_head()), one_s=1.0).start(request)
         runtime.engine.forward([Chunk(state, tokens[:30], 0, features=log.ask(30, 31))])
         log.keep(30)
         assert list(drafter.propose(tokens, 5)) == torch_draft(model, head, tokens, 5)

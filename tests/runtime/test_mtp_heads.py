@@ -16,7 +16,6 @@ from sealed_heads import check_logits, planned, words
 import edgekit
 from edgekit.artifact.draft_vocabulary import draft_tokens
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import open_head
 from edgekit.cli import command
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.recipe import named_recipe
@@ -78,7 +77,7 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
         state = runtime.engine.start(made.plan.storage)
         logits = feed(runtime.engine, state, tokens[:89], 1)[-1]
         expected = torch_mtp_logits(model, {"embedding": table, "norm": norm, "head": head}, hidden, tokens, drafted)
-        decoder = HeadDecoder(open_head(made.plan, made.folder))
+        decoder = HeadDecoder(made.open_head())
         # The part reads what the target's head reads.
         np.testing.assert_allclose(decoder.combine(hidden[-1:])[0] @ head.T, logits, atol=1e-3 * np.abs(logits).max())
         check_logits(decoder, hidden, tokens, drafted, expected, state.embedded)

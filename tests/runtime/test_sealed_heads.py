@@ -20,9 +20,8 @@ from mtp_heads import part_alone, write_mtp_model
 from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
 
 import edgekit
-from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.artifact import HEAD_FOLDER, Artifact, open_artifact
 from edgekit.artifact.export import export
-from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
@@ -135,7 +134,7 @@ def test_the_plan_states_and_counts_the_head(sealed: Sealed) -> None:
 @pytest.mark.parametrize("sealed", EAGLE3, indirect=True)
 def test_the_artifact_holds_the_published_head(sealed: Sealed) -> None:
     artifact = sealed.artifact
-    head, published = open_head(artifact.plan, artifact.folder), read_head(sealed.head, artifact.plan.model)
+    head, published = artifact.open_head(), read_head(sealed.head, artifact.plan.model)
     for name, _ in published.spec.tensors():
         np.testing.assert_array_equal(head.floats(name), published.floats(name))
     np.testing.assert_array_equal(head.targets, published.targets)
@@ -246,7 +245,7 @@ def test_a_damaged_or_foreign_head_is_refused_when_the_artifact_is_opened(sealed
     weights.write_bytes(whole)
     config.write_text(config.read_text().replace(*OTHER_CONFIGS[sealed.kind]))
     with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-        open_head(plan, copied)
+        sealed.artifact._replace(folder=copied).open_head()
     with pytest.raises(DamagedArtifact):
         edgekit.open(copied, draft="head")
     if sealed.kind != "eagle3":  # one as published in its place, and a plan that says so
@@ -257,8 +256,10 @@ def test_a_damaged_or_foreign_head_is_refused_when_the_artifact_is_opened(sealed
             shutil.copytree(sealed.head, copied / HEAD_FOLDER)
         found = read_head(copied / HEAD_FOLDER, plan.model)
         found.close()
+        changed = {"plan": plan.model_copy(update={"drafter": found.spec})}
+        manifest = sealed.artifact.manifest.model_copy(update=changed)
         with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
-            open_head(plan.model_copy(update={"drafter": found.spec}), copied)
+            sealed.artifact._replace(folder=copied, manifest=manifest).open_head()
 
 
 def test_hidden_states_are_kept_of_verified_tokens_alone_and_of_the_newest() -> None:

@@ -14,7 +14,7 @@ from edgekit.apps.bench.measurement import (
     SubjectInfo as SubjectInfo,
     TrialStatus as TrialStatus,
 )
-from edgekit.apps.bench.prompts import encoder_of as encoder_of, tokens_of as tokens_of
+from edgekit.apps.bench.prompts import prompts_of as prompts_of
 from edgekit.apps.bench.report.compare import Difference as Difference, compare_runs as compare_runs
 from edgekit.apps.bench.report.markdown import markdown as markdown
 from edgekit.apps.bench.report.page import page as page

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from edgekit import ModelSpec, OpenOptions, Plan, Recipe, Tensor, open_artifact
 from edgekit.apps.bench.measurement import Formats, Predicted, SubjectInfo
-from edgekit.apps.bench.subject import Subject, program_of
+from edgekit.apps.bench.prompts import encoder_of
+from edgekit.apps.bench.subject import Subject
 from edgekit.apps.bench.workload import Workload
 from edgekit.common.cores import usable_cores
 from edgekit.contracts.kv_policy import apply_limits
@@ -54,9 +56,11 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
     message: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": options, "notes": list(plan.source_notes)}
     return Subject(
         info=info,
-        command=program_of("edgekit.apps.bench.subject_program"),
+        command=(sys.executable, "-m", "edgekit.apps.bench.subject_program"),
         opening=message,
         weight_bytes=touched_weight_bytes(plan.model, plan.recipe, plan.memory),
+        model=plan.model,
+        encode=encoder_of(artifact),
         predicted=_predicted(plan),
         takes_many=True,
     )
@@ -67,10 +71,10 @@ def readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def bytes_per_token(subject: Subject, model: ModelSpec, depth: int) -> int:
+def bytes_per_token(subject: Subject, depth: int) -> int:
     """Return the bytes that a decode step reads: the weights, and the keys and values of every request."""
     capacity = min(depth, subject.info.window or depth)
-    return subject.weight_bytes + subject.info.sequences * kv_bytes(model, capacity, subject.info.kv_bits)
+    return subject.weight_bytes + subject.info.sequences * kv_bytes(subject.model, capacity, subject.info.kv_bits)
 
 
 def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int) -> Formats:

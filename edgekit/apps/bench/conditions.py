@@ -10,8 +10,8 @@ from statistics import fmean
 
 from edgekit.apps.bench.measurement import Conditions
 from edgekit.common.machine_facts import machine_key
+from edgekit.common.machine_speed import physical_memory
 from edgekit.common.packages import versions_of
-from edgekit.device.detect.surroundings import local_host
 
 _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "xllamacpp", "executorch", "torch", "tokenizers")
 _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -21,7 +21,6 @@ def conditions(
     *, canary_s: float, cores: int, read_gb_s: float | None, fp32_tflops: float | None = None, root: Path = Path("/")
 ) -> Conditions:
     """Return the current conditions; `root` is the root of /proc and /sys."""
-    host = local_host()
     power, temperature, frequency = _power(root), _temperature(root), _frequency(root)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     reported = {"power source": power, "temperature": temperature, "core frequency": frequency, "load average": load}
@@ -31,7 +30,7 @@ def conditions(
         machine_key=machine_key(),
         os=f"{platform.system()} {platform.release()}",
         cores=cores,
-        ram_bytes=host.physical_memory(),
+        ram_bytes=physical_memory(),
         load_average=None if load is None else round(load, 2),
         power_source=power,
         temperature_c=temperature,

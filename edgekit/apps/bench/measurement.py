@@ -5,9 +5,9 @@ Times are seconds on one monotonic clock. Disturbed trials are marked, and no su
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from edgekit import MemoryClass, SpeculationReport
 from edgekit.common.base import Frozen
@@ -53,7 +53,6 @@ class SubjectInfo(Frozen):
     keep: _Text | None = None  # the scorer by which a window keeps tokens; None: the newest are kept
     exact: bool = False
     draft: str | None = None  # the drafter
-    adapter: object = Field(None, exclude=True)  # of an older version
     sequences: Annotated[int, Field(ge=1)] = 1  # concurrent requests
     prefix_bytes: _Count = 0  # size of the prefix cache, which the requests of one trial share
 
@@ -113,7 +112,6 @@ class Trial(Frozen):
     canary_after: float
     waited_share: float | None  # time that its threads were ready without a core, over wall time
     others_share: float | None  # share of all cores used by other processes or stolen from this machine
-    energy_j: object = Field(None, exclude=True)  # of an older version
     together: tuple[Together, ...] = ()  # one per request of the case, if users were concurrent
     invalid: Literal["contended", "throttled"] | None = None
 
@@ -140,14 +138,6 @@ class CaseResult(Frozen):
     roofline: float | None = None  # bytes read per token × tok/s, over the measured read bandwidth
     matrix_share: float | None = None  # operations of prefill, as a share of the float32 products possible in that time
     bytes_per_token: int | None = None  # read by a step with all concurrent requests
-
-    @field_validator("summary", mode="before")
-    @classmethod
-    def _without_energy(cls, summary: Any) -> Any:
-        """Drop a metric of an older version."""
-        if isinstance(summary, dict):
-            return {name: value for name, value in summary.items() if name != "energy_j_per_token"}
-        return summary
 
 
 class MemoryUse(Frozen):
@@ -189,7 +179,6 @@ class Measurement(Frozen):
     memory: MemoryUse
     predicted: Predicted | None
     cases: tuple[CaseResult, ...]
-    energy_source: object = Field(None, exclude=True)  # of an older version
     speculation: SpeculationReport | None = None  # None without drafting
     notes: tuple[_Text, ...] = ()
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from edgekit import Artifact, read_codec
-from edgekit.apps.bench.workload import PromptText, WorkloadRequest
+from edgekit.apps.bench.workload import Case, PromptText, WorkloadRequest
 from edgekit.errors import InvalidInput
 
 Encode = Callable[[str, bool], list[int]]  # encode(text, begins_prompt)
@@ -60,6 +60,18 @@ def tokens_of(request: WorkloadRequest, encode: Encode, before: Sequence[int] = 
             " lengthen the prompt"
         )
     return tokens
+
+
+def prompts_of(case: Case, encode: Encode) -> list[tuple[int, list[int]]]:
+    """Return the prompts of a case, each after the number of its tokens that come from the request before it.
+
+    Those are zeros, because they are known only when it has been answered.
+    """
+    prompts: list[tuple[int, list[int]]] = []
+    for place, request in enumerate(case.requests):
+        before = len(prompts[-1][1]) + case.requests[place - 1].output_tokens if request.continues else 0
+        prompts.append((before, tokens_of(request, encode, [0] * before)))
+    return prompts
 
 
 def _part_tokens(part: PromptText, encode: Encode, *, begins: bool) -> list[int]:

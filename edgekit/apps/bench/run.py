@@ -11,12 +11,11 @@ from edgekit.apps.bench.conditions import conditions
 from edgekit.apps.bench.machine import CONTENDED_SHARE, Machine
 from edgekit.apps.bench.measurement import Conditions, Measurement
 from edgekit.apps.bench.peers.subjects import known_peer, peer_of, weights_of
-from edgekit.apps.bench.prompts import encoder_of
-from edgekit.apps.bench.trials import LOADS, BenchRun, PreparedSubject
+from edgekit.apps.bench.subject import Subject
+from edgekit.apps.bench.trials import LOADS, BenchRun
 from edgekit.apps.bench.workload import Workload
+from edgekit.common.machine_speed import last_cache_bytes, machine_speed, physical_memory
 from edgekit.common.progress import Progress
-from edgekit.device.detect import readings
-from edgekit.device.detect.surroundings import local_host
 from edgekit.errors import InvalidInput
 
 _OPENING_S = 1.5  # of one process, for the estimate before a run
@@ -44,10 +43,10 @@ def bench(
     if not artifacts:
         raise InvalidInput("name at least one artifact")
     opened = _opening(opening or OpenOptions(), workload)
-    subjects = [_subject(path, opened) for path in artifacts]
-    names = [subject.subject.info.name for subject in subjects]
+    subjects = [subject_of_artifact(path, opened) for path in artifacts]
+    names = [subject.info.name for subject in subjects]
     if len(set(names)) < len(names):
-        subjects = [_subject(path, opened, Path(path).name) for path in artifacts]
+        subjects = [subject_of_artifact(path, opened, Path(path).name) for path in artifacts]
     subjects += _peers(open_artifact(artifacts[0]), subjects[0], against, peer_python)
     machine = machine or Machine()
     measurements = BenchRun(
@@ -97,8 +96,7 @@ def _duration(seconds: float) -> str:
 
 def measure_conditions(machine: Machine) -> Conditions:
     """Return the machine's current conditions; this measures reading memory and multiplying matrices."""
-    host = local_host(measure_again=True)
-    speed = host.speed(machine.cores, readings.last_cache_bytes(host.read), host.physical_memory() or 1 << 30)
+    speed = machine_speed(machine.cores, last_cache_bytes(), physical_memory() or 1 << 30, again=True)
     reads, multiplies = round(speed.read_gb_s, 2), round(speed.fp32_tflops, 4)
     return conditions(canary_s=machine.best_s, cores=machine.cores, read_gb_s=reads, fp32_tflops=multiplies)
 
@@ -111,19 +109,12 @@ def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
     return given.model_copy(update=limits)
 
 
-def _subject(path: str | Path, opening: OpenOptions, name: str | None = None) -> PreparedSubject:
-    artifact = open_artifact(path)
-    return PreparedSubject(subject_of_artifact(path, opening, name), artifact.plan.model, encoder_of(artifact))
-
-
-def _peers(
-    artifact: Artifact, first: PreparedSubject, names: Sequence[str], python: str | None
-) -> list[PreparedSubject]:
+def _peers(artifact: Artifact, first: Subject, names: Sequence[str], python: str | None) -> list[Subject]:
     for name in names:
         known_peer(name)
     if not names:
         return []
-    info = first.subject.info
+    info = first.info
     for option, is_given in (
         ("--window", info.window is not None),
         ("--sequences", info.sequences > 1),
@@ -132,5 +123,4 @@ def _peers(
         if is_given:
             raise InvalidInput(f"{option}: peers cannot be opened with it; bench against them without it")
     weights = weights_of(artifact)
-    context = first.subject.info.context
-    return [first._replace(subject=peer_of(name, artifact, weights, context=context, python=python)) for name in names]
+    return [peer_of(name, artifact, weights, context=info.context, python=python) for name in names]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from edgekit import SpeculationReport
+from edgekit import ModelSpec, SpeculationReport
 from edgekit.apps.bench.measurement import MemoryUse, Predicted, RequestTimes, SubjectInfo
+from edgekit.apps.bench.prompts import Encode
 from edgekit.common.packages import UNREPORTED
 from edgekit.common.subprocesses import PipedProcess
 from edgekit.errors import ContextExceeded, EdgekitError, TargetFailed, TargetMissing
@@ -26,6 +26,8 @@ class Subject(NamedTuple):
     command: tuple[str, ...]
     opening: dict[str, Any]
     weight_bytes: int  # bytes of weights read per decoded token
+    model: ModelSpec
+    encode: Encode  # of its prompts
     predicted: Predicted | None = None
     fix: str = "see `edgekit doctor`"  # advice if a required package is missing
     limit_s: float = 600.0  # per request
@@ -154,11 +156,6 @@ def _times_of(prompt_tokens: int, depth: int, answer: dict[str, Any]) -> Request
         cached_tokens=cached,
         gaps_s=tuple(round(later - sooner, 9) for sooner, later in pairwise(times)),
     )
-
-
-def program_of(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module of edgekit in this Python."""
-    return (sys.executable, "-m", module)
 
 
 def context_error(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from edgekit import ModelSpec, SpeculationReport
+from edgekit import SpeculationReport
 from edgekit.apps.bench.artifact_subjects import bytes_per_token
-from edgekit.apps.bench.machine import Disturbance, Usage, verdict
+from edgekit.apps.bench.machine import Machine, verdict
 from edgekit.apps.bench.measurement import (
     CaseResult,
     Conditions,
@@ -26,7 +26,7 @@ from edgekit.apps.bench.measurement import (
     Trial,
     TrialStatus,
 )
-from edgekit.apps.bench.prompts import Encode, of_user, tokens_of
+from edgekit.apps.bench.prompts import of_user, prompts_of, tokens_of
 from edgekit.apps.bench.statistics import summaries
 from edgekit.apps.bench.subject import RunningSubject, Subject, context_error
 from edgekit.apps.bench.workload import Case, Workload
@@ -41,25 +41,6 @@ LOADS = 3  # fresh processes
 NO_MEMORY = MemoryUse(peak_bytes=None, peak_counter="it never ran")
 
 
-class MachineUnderTest(Protocol):
-    """The machine on which subjects run."""
-
-    best_s: float
-
-    def canary(self) -> float: ...
-    def usage(self, processes: Sequence[int]) -> Usage: ...
-    def between(self, before: Usage, after: Usage) -> Disturbance: ...
-    def sleep(self, seconds: float) -> None: ...
-
-
-class PreparedSubject(NamedTuple):
-    """A subject with its model and the encoder of its prompts."""
-
-    subject: Subject
-    model: ModelSpec
-    encode: Encode
-
-
 class SubjectReport(NamedTuple):
     """The report of a subject's process after its trials."""
 
@@ -68,6 +49,134 @@ class SubjectReport(NamedTuple):
     predicted: Predicted | None
     speculation: SpeculationReport | None
     notes: tuple[str, ...]
+
+
+class SubjectRun:
+    """One subject of a run: its prompts, and what its processes and trials told."""
+
+    def __init__(self, subject: Subject, workload: Workload) -> None:
+        self.subject, self._workload = subject, workload
+        self.running: RunningSubject | None = None
+        self.failed: EdgekitError | None = None
+        self.load_s: list[float] = []
+        self.trials: dict[str, list[Trial]] = {case.name: [] for case in workload.cases}
+        self._report: SubjectReport | None = None
+        self._prompts = {
+            case.name: [len(tokens) for _, tokens in prompts_of(case, subject.encode)] for case in workload.cases
+        }
+        self.refused = {case.name: self._refusal(case) for case in workload.cases}
+
+    def _refusal(self, case: Case) -> str | None:
+        info, most = self.subject.info, self.subject.model.max_positions
+        found = (
+            context_error(tokens, request.output_tokens, info.context, info.window, model_limit=most)
+            for request, tokens in zip(case.requests, self._prompts[case.name], strict=True)
+        )
+        return next((refused for refused in found if refused), None)
+
+    def open(self, stack: ExitStack) -> None:
+        """Open a fresh process until the stack is closed."""
+        self.running = None
+        if self.failed is None:
+            try:
+                self.running = stack.enter_context(RunningSubject(self.subject))
+                self.load_s.append(self.running.load_s)
+            except EdgekitError as error:
+                self.failed = error
+
+    def collect(self) -> None:
+        """Collect the report of the process at its end; keep the report with the highest peak memory."""
+        if self.running is None:
+            return
+        try:
+            memory = self.running.memory()
+        except EdgekitError as error:
+            self.failed, memory = self.failed or error, NO_MEMORY
+        before, running = self._report, self.running
+        notes = (*(before.notes if before else ()), *running.opened.get("notes", ()))
+        report = SubjectReport(running.info(), memory, running.predicted, running.speculation, ())
+        if before is not None and (memory.peak_bytes or 0) <= (before.memory.peak_bytes or 0):
+            report = before
+        self._report = report._replace(notes=tuple(dict.fromkeys(notes)))
+
+    def requests(self, case: Case, trial: str) -> list[list[RequestTimes]]:
+        """Run the requests of a case in order, each for all users concurrently; return the times [request][user]."""
+        assert self.running is not None
+        times: list[list[RequestTimes]] = []
+        users = range(self.subject.info.sequences)
+        histories: list[list[int]] = [[] for _ in users]
+        for request in case.requests:
+            prompts = [
+                tokens_of(of_user(request, user), self.subject.encode, histories[user] if request.continues else ())
+                for user in users
+            ]
+            answers = self.running.run_together(prompts, request.depth_tokens, request.output_tokens, trial)
+            for _, written in answers:
+                if len(written) != request.output_tokens:
+                    raise TargetFailed(
+                        f"{self.subject.info.name}: wrote {len(written)} tokens of {request.output_tokens} "
+                        f"in {case.name}"
+                    )
+            times.append([each for each, _ in answers])
+            histories = [tokens + written for tokens, (_, written) in zip(prompts, answers, strict=True)]
+        return times
+
+    def measurement(self, conditions: Conditions) -> Measurement:
+        subject = self.subject
+        report = self._report or SubjectReport(subject.info, NO_MEMORY, subject.predicted, None, ())
+        cases = tuple(self._case(case, conditions) for case in self._workload.cases)
+        status, why = self._status(cases)
+        return Measurement(
+            status=status,
+            why=why,
+            subject=report.info,
+            workload=self._workload.name,
+            workload_sha256=self._workload.sha256,
+            conditions=conditions,
+            load_s=tuple(self.load_s),
+            memory=report.memory,
+            predicted=report.predicted,
+            cases=cases,
+            speculation=report.speculation,
+            notes=report.notes,
+        )
+
+    def _case(self, case: Case, conditions: Conditions) -> CaseResult:
+        prompts, trials = self._prompts[case.name], tuple(self.trials[case.name])
+        summary = summaries(trials)
+        read = bytes_per_token(self.subject, prompts[-1] + case.requests[-1].output_tokens // 2)
+        roofline = matrix_share = None
+        if "decode_tokens_per_s" in summary and conditions.read_gb_s:
+            roofline = read * summary["decode_tokens_per_s"].median / (conditions.read_gb_s * 1e9)
+        if "prefill_tokens_per_s" in summary and conditions.fp32_tflops:
+            operations = operations_per_token(self.subject.model) * summary["prefill_tokens_per_s"].median
+            matrix_share = operations / (conditions.fp32_tflops * 1e12)
+        return CaseResult(
+            case=case.name,
+            prompt_tokens=tuple(prompts),
+            depth_tokens=case.requests[0].depth_tokens,
+            refused=self.refused[case.name],
+            trials=trials,
+            summary=summary,
+            roofline=roofline,
+            matrix_share=matrix_share,
+            bytes_per_token=read,
+        )
+
+    def _status(self, cases: Sequence[CaseResult]) -> tuple[TrialStatus, str]:
+        """Return the status of the whole measurement, and the reason if it is not valid."""
+        if self.failed is not None:
+            return "failed", str(self.failed)[:2000]
+        ran = [case for case in cases if case.refused is None]
+        if not ran:
+            return "refused", cases[0].refused or ""
+        disturbed = [case for case in ran if not case.summary]
+        if not disturbed:
+            return "valid", ""
+        reasons = [trial.invalid for case in disturbed for trial in case.trials if trial.invalid]
+        kind: TrialStatus = "throttled" if reasons and set(reasons) == {"throttled"} else "contended"
+        names = ", ".join(case.case for case in disturbed)
+        return kind, f"all {len(reasons)} trials of {names} were disturbed; run again on an idle machine"
 
 
 class BenchRun:
@@ -81,21 +190,18 @@ class BenchRun:
 
     def __init__(
         self,
-        subjects: Sequence[PreparedSubject],
+        subjects: Sequence[Subject],
         workload: Workload,
-        machine: MachineUnderTest,
+        machine: Machine,
         conditions: Callable[[], Conditions],
         *,
         loads: int = LOADS,
         is_busy: bool = False,
         progress: Progress,
     ) -> None:
-        self._subjects, self._workload, self._machine = subjects, workload, machine
+        self._runs = [SubjectRun(subject, workload) for subject in subjects]
+        self._workload, self._machine = workload, machine
         self._conditions, self._loads, self._progress = conditions, loads, progress
-        self._trials: dict[tuple[int, str], list[Trial]] = {}
-        self._reports: dict[int, SubjectReport] = {}
-        self._load_s: dict[int, list[float]] = {}
-        self._failed: dict[int, EdgekitError] = {}
         self._done = 0
         self._disturbed_in_a_row = BUSY_AFTER if is_busy else 0
 
@@ -108,69 +214,44 @@ class BenchRun:
         conditions = before.model_copy(
             update={"read_gb_s_after": after.read_gb_s, "canary_s": min(before.canary_s, after.canary_s)}
         )
-        return [self._measurement(index, conditions) for index in range(len(self._subjects))]
+        return [each.measurement(conditions) for each in self._runs]
 
     def _run_processes(self, process: int) -> None:
         """Open every subject in a fresh process and run this process's share of the repeats."""
-        repeats, loads = self._workload.repeats, self._loads
-        share = [repeat for repeat in range(repeats) if repeat * loads // repeats == process]
+        work, loads = self._workload, self._loads
+        share = [repeat for repeat in range(work.repeats) if repeat * loads // work.repeats == process]
         with ExitStack() as stack:
-            running = self._open_all(stack)
+            for each in self._runs:
+                self._report_progress(f"opening: {each.subject.info.name}")
+                each.open(stack)
             if not share:
                 return  # more processes than repeats: only opening is measured
-            for repeat in (*range(-self._workload.warmups, 0), *share):
-                for case in self._workload.cases:
+            for repeat in (*range(-work.warmups, 0), *share):
+                for case in work.cases:
                     # Subjects take turns; the first one changes from repeat to repeat.
-                    for index in sorted(range(len(self._subjects)), reverse=repeat % 2 == 1):
-                        if index in running:
-                            self._step(index, running[index], case, repeat, process)
+                    for each in self._runs[:: -1 if repeat % 2 else 1]:
+                        if each.running is not None and each.failed is None and each.refused[case.name] is None:
+                            self._step(each, case, repeat, process)
                         self._done += 1
-                        self._report_progress(f"{self._workload.name}: {self._name(index)}, {case.name}")
-            for index, subject in running.items():
-                self._collect(index, subject)
-
-    def _open_all(self, stack: ExitStack) -> dict[int, RunningSubject]:
-        running: dict[int, RunningSubject] = {}
-        for index, prepared in enumerate(self._subjects):
-            if index in self._failed:
-                continue
-            self._report_progress(f"opening: {self._name(index)}")
-            try:
-                running[index] = subject = stack.enter_context(RunningSubject(prepared.subject))
-                self._load_s.setdefault(index, []).append(subject.load_s)
-            except EdgekitError as error:
-                self._failed[index] = error
-        return running
+                        self._report_progress(f"{work.name}: {each.subject.info.name}, {case.name}")
+            for each in self._runs:
+                each.collect()
 
     def _report_progress(self, what: str) -> None:
         work = self._workload
         warmups = work.warmups * min(self._loads, work.repeats)
-        self._progress(self._done, len(self._subjects) * len(work.cases) * (work.repeats + warmups), what)
+        self._progress(self._done, len(self._runs) * len(work.cases) * (work.repeats + warmups), what)
 
-    def _name(self, index: int) -> str:
-        return self._subjects[index].subject.info.name
-
-    def _collect(self, index: int, subject: RunningSubject) -> None:
-        """Collect the report of a process at its end; keep the report with the highest peak memory."""
-        memory, before = self._memory(index, subject), self._reports.get(index)
-        notes = (*(before.notes if before else ()), *subject.opened.get("notes", ()))
-        report = SubjectReport(subject.info(), memory, subject.predicted, subject.speculation, ())
-        if before is not None and (memory.peak_bytes or 0) <= (before.memory.peak_bytes or 0):
-            report = before
-        self._reports[index] = report._replace(notes=tuple(dict.fromkeys(notes)))
-
-    def _step(self, index: int, subject: RunningSubject, case: Case, repeat: int, process: int) -> None:
+    def _step(self, run: SubjectRun, case: Case, repeat: int, process: int) -> None:
         """Run one repeat of a case; a warm-up if `repeat` is negative."""
-        if index in self._failed or self._refusal(index, case):
-            return
         try:
             if repeat < 0:
-                self._run_requests(index, subject, case, f"warm-up {repeat}")
+                run.requests(case, f"warm-up {repeat}")
                 return
             attempts = ATTEMPTS if self._disturbed_in_a_row < BUSY_AFTER else 1
             for attempt in range(attempts):
-                trial = self._trial(index, subject, case, repeat, attempt, process)
-                self._trials.setdefault((index, case.name), []).append(trial)
+                trial = self._trial(run, case, repeat, attempt, process)
+                run.trials[case.name].append(trial)
                 if trial.invalid is None:
                     self._disturbed_in_a_row = 0
                     return
@@ -178,13 +259,14 @@ class BenchRun:
                 if attempt < attempts - 1:
                     self._machine.sleep(COOL_DOWN_S * (attempt + 1))
         except EdgekitError as error:
-            self._failed[index] = error
+            run.failed = error
 
-    def _trial(self, index: int, subject: RunningSubject, case: Case, repeat: int, attempt: int, process: int) -> Trial:
-        machine, watched = self._machine, [subject.process_id]
+    def _trial(self, run: SubjectRun, case: Case, repeat: int, attempt: int, process: int) -> Trial:
+        assert run.running is not None
+        machine, watched = self._machine, [run.running.process_id]
         canary_before = machine.canary()
         before = machine.usage(watched)
-        answers = self._run_requests(index, subject, case, f"{case.name} {repeat} {attempt}")
+        answers = run.requests(case, f"{case.name} {repeat} {attempt}")
         after = machine.usage(watched)
         canary_after = machine.canary()
         disturbance = machine.between(before, after)
@@ -199,116 +281,8 @@ class BenchRun:
             waited_share=disturbance.waited_share,
             others_share=disturbance.others_share,
             invalid=verdict(canary_before, canary_after, disturbance),
-            together=tuple(_together(each) for each in answers) if subject.subject.info.sequences > 1 else (),
+            together=tuple(_together(each) for each in answers) if run.subject.info.sequences > 1 else (),
         )
-
-    def _run_requests(self, index: int, subject: RunningSubject, case: Case, trial: str) -> list[list[RequestTimes]]:
-        """Run the requests of a case in order, each for all users concurrently; return the times [request][user]."""
-        times: list[list[RequestTimes]] = []
-        users = range(subject.subject.info.sequences)
-        histories: list[list[int]] = [[] for _ in users]
-        for request in case.requests:
-            encode = self._subjects[index].encode
-            prompts = [
-                tokens_of(of_user(request, user), encode, histories[user] if request.continues else ())
-                for user in users
-            ]
-            answers = subject.run_together(prompts, request.depth_tokens, request.output_tokens, trial)
-            for _, written in answers:
-                if len(written) != request.output_tokens:
-                    raise TargetFailed(
-                        f"{subject.subject.info.name}: wrote {len(written)} tokens of {request.output_tokens} "
-                        f"in {case.name}"
-                    )
-            times.append([each for each, _ in answers])
-            histories = [tokens + written for tokens, (_, written) in zip(prompts, answers, strict=True)]
-        return times
-
-    def _prompt_lengths(self, index: int, case: Case) -> list[int]:
-        """Return the number of tokens of each prompt of a case."""
-        lengths: list[int] = []
-        for request in case.requests:
-            before = lengths[-1] + case.requests[len(lengths) - 1].output_tokens if request.continues else 0
-            lengths.append(len(tokens_of(request, self._subjects[index].encode, [0] * before)))
-        return lengths
-
-    def _refusal(self, index: int, case: Case) -> str | None:
-        prepared = self._subjects[index]
-        info = prepared.subject.info
-        for request, tokens in zip(case.requests, self._prompt_lengths(index, case), strict=True):
-            refused = context_error(
-                tokens, request.output_tokens, info.context, info.window, model_limit=prepared.model.max_positions
-            )
-            if refused:
-                return refused
-        return None
-
-    def _memory(self, index: int, subject: RunningSubject) -> MemoryUse:
-        try:
-            return subject.memory()
-        except EdgekitError as error:
-            self._failed.setdefault(index, error)
-            return NO_MEMORY
-
-    def _measurement(self, index: int, conditions: Conditions) -> Measurement:
-        subject = self._subjects[index].subject
-        report = self._reports.get(index) or SubjectReport(subject.info, NO_MEMORY, subject.predicted, None, ())
-        cases = tuple(self._case(index, case, conditions) for case in self._workload.cases)
-        status, why = self._status(index, cases)
-        return Measurement(
-            status=status,
-            why=why,
-            subject=report.info,
-            workload=self._workload.name,
-            workload_sha256=self._workload.sha256,
-            conditions=conditions,
-            load_s=tuple(self._load_s.get(index, ())),
-            memory=report.memory,
-            predicted=report.predicted,
-            cases=cases,
-            speculation=report.speculation,
-            notes=report.notes,
-        )
-
-    def _case(self, index: int, case: Case, conditions: Conditions) -> CaseResult:
-        prepared = self._subjects[index]
-        prompts = self._prompt_lengths(index, case)
-        trials = tuple(self._trials.get((index, case.name), ()))
-        summary = summaries(trials)
-        depth = prompts[-1] + case.requests[-1].output_tokens // 2
-        read = bytes_per_token(prepared.subject, prepared.model, depth)
-        roofline = matrix_share = None
-        if "decode_tokens_per_s" in summary and conditions.read_gb_s:
-            roofline = read * summary["decode_tokens_per_s"].median / (conditions.read_gb_s * 1e9)
-        if "prefill_tokens_per_s" in summary and conditions.fp32_tflops:
-            operations = operations_per_token(prepared.model) * summary["prefill_tokens_per_s"].median
-            matrix_share = operations / (conditions.fp32_tflops * 1e12)
-        return CaseResult(
-            case=case.name,
-            prompt_tokens=tuple(prompts),
-            depth_tokens=case.requests[0].depth_tokens,
-            refused=self._refusal(index, case),
-            trials=trials,
-            summary=summary,
-            roofline=roofline,
-            matrix_share=matrix_share,
-            bytes_per_token=read,
-        )
-
-    def _status(self, index: int, cases: Sequence[CaseResult]) -> tuple[TrialStatus, str]:
-        """Return the status of the whole measurement, and the reason if it is not valid."""
-        if index in self._failed:
-            return "failed", str(self._failed[index])[:2000]
-        ran = [case for case in cases if case.refused is None]
-        if not ran:
-            return "refused", cases[0].refused or ""
-        disturbed = [case for case in ran if not case.summary]
-        if not disturbed:
-            return "valid", ""
-        reasons = [trial.invalid for case in disturbed for trial in case.trials if trial.invalid]
-        kind: TrialStatus = "throttled" if reasons and set(reasons) == {"throttled"} else "contended"
-        names = ", ".join(case.case for case in disturbed)
-        return kind, f"all {len(reasons)} trials of {names} were disturbed; run again on an idle machine"
 
 
 def _together(requests: Sequence[RequestTimes]) -> Together:

@@ -91,6 +91,10 @@ class Workload(Frozen):
         """The hash of the workload's content."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
+    def repeated(self, repeats: int | None) -> Workload:
+        """Return the workload with another number of repeats; None: with its own."""
+        return self if repeats is None else self.model_copy(update={"repeats": repeats})
+
 
 def bundled_workloads() -> dict[str, Traversable]:
     """Return the workloads that come with edgekit, keyed by name."""

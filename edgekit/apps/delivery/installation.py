@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from edgekit import Artifact, open_artifact
@@ -27,18 +27,22 @@ from edgekit.contracts.installed import (
 from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
 from edgekit.errors import EdgekitError, InvalidInput
 
-_LOCK = ".lock"
 _PART = ".part"
+
+
+def alone(folder: Path, progress: Progress) -> AbstractContextManager[bool]:
+    """Lock a site or an installation for changes."""
+
+    def wait(holder: str) -> None:
+        progress(0, 1, f"waiting for {holder}, which changes {folder}")
+
+    return file_lock(folder / ".lock", wait, "choose another folder")
 
 
 @contextmanager
 def locked(folder: Path, progress: Progress) -> Iterator[None]:
     """Lock the installation for changes."""
-
-    def wait(holder: str) -> None:
-        progress(0, 1, f"waiting for {holder}, which changes {folder}")
-
-    with file_lock(folder / _LOCK, wait, "choose another folder"):
+    with alone(folder, progress):
         (folder / VERSIONS).mkdir(exist_ok=True)
         yield
 

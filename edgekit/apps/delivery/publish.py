@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit import Artifact, verify
+from edgekit.apps.delivery.installation import alone
 from edgekit.apps.delivery.signing import Signer, sign_bytes
 from edgekit.apps.delivery.site_index import (
     INDEX,
@@ -28,7 +28,6 @@ from edgekit.apps.delivery.site_index import (
     manifest_name,
     signature_name,
 )
-from edgekit.common.file_lock import file_lock
 from edgekit.common.files import copy_file, disk_full, file_sha256, free_bytes, sync_folder, write_file
 from edgekit.common.parsing import read_bytes
 from edgekit.common.progress import Progress
@@ -72,7 +71,7 @@ def publish(
     if not artifacts and not place.exists():
         raise UnknownName("release", release, [])
     whole = [verify(path) for path in artifacts]
-    with _locked(place, progress):
+    with alone(place, progress):  # so that no other release is lost
         index = read_site(place, signer)
         releases = list(index.channels.get(channel, ()))
         known = next((each for each in releases if each.name == release), None)
@@ -108,7 +107,7 @@ def withdraw(
     path = Path(site)
     if not path.exists():
         raise UnknownName("channel", channel, [])
-    with _locked(path, progress):
+    with alone(path, progress):
         index = read_site(path, signer)
         releases = list(index.channel(channel))
         known = next((each for each in releases if each.name == release), None)
@@ -116,17 +115,6 @@ def withdraw(
             raise UnknownName("release", release, [each.name for each in releases])
         releases[releases.index(known)] = known.model_copy(update={"withdrawn": True})
         return _write_index(path, index, channel, releases, signer)
-
-
-@contextmanager
-def _locked(site: Path, progress: Progress) -> Iterator[None]:
-    """Lock the site from reading its index to replacing it, so that no other release is lost."""
-
-    def wait(holder: str) -> None:
-        progress(0, 1, f"waiting for {holder}, which changes {site}")
-
-    with file_lock(site / ".lock", wait, "choose another folder"):
-        yield
 
 
 def read_site(site: Path, signer: Signer | None = None) -> SiteIndex:
@@ -148,9 +136,14 @@ def read_site(site: Path, signer: Signer | None = None) -> SiteIndex:
 
 
 def _entry(artifact: Artifact, devices: tuple[str, ...]) -> PublishedArtifact:
-    signature = artifact.folder / SIGNATURE
-    return PublishedArtifact.of(
-        artifact.plan,
+    signature, plan = artifact.folder / SIGNATURE, artifact.plan
+    return PublishedArtifact(
+        model=plan.model.name,
+        recipe=plan.recipe.name,
+        target=plan.target,
+        backend=plan.backend,
+        private_bytes=plan.estimate.private_bytes,
+        total_bytes=plan.estimate.total_bytes,
         sha256=artifact.sha256,
         manifest_bytes=(artifact.folder / MANIFEST).stat().st_size,
         signature_sha256=file_sha256(signature) if signature.exists() else None,

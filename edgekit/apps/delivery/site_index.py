@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from edgekit import DeviceProfile, Plan
+from edgekit import DeviceProfile
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count, FileBytes, Sha256, Share, Text, Version, Word
 from edgekit.errors import InvalidInput, UnknownName, quote_short
@@ -36,21 +36,6 @@ class PublishedArtifact(Frozen):
     private_bytes: FileBytes  # predicted by the plan, as is `total_bytes`
     total_bytes: FileBytes
     devices: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()  # patterns of profile names; none: any that fits
-
-    @staticmethod
-    def of(plan: Plan, **known: object) -> PublishedArtifact:
-        """Return the entry of an artifact with this plan."""
-        return PublishedArtifact.model_validate(
-            {
-                "model": plan.model.name,
-                "recipe": plan.recipe.name,
-                "target": plan.target,
-                "backend": plan.backend,
-                "private_bytes": plan.estimate.private_bytes,
-                "total_bytes": plan.estimate.total_bytes,
-                **known,
-            }
-        )
 
     def refusal(self, profile: DeviceProfile) -> str | None:
         """Return the reason why this artifact is not for a device; None if it is."""

@@ -6,19 +6,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edgekit import ModelSource, NeutralWeights
+from edgekit import ModelSource, NeutralWeights, QuantizeOptions, Recipe, open_source, quantize, write_head
 from edgekit.apps.handover import kserve, ray_serve, sglang, smoke_test, vllm
+from edgekit.apps.handover.make import recipe_for
 from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.reference import reference_answers
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
-from edgekit.artifact.sealed_head import hand_over_head
-from edgekit.common.files import sync_folder, write_file
-from edgekit.common.progress import Progress
+from edgekit.common.files import copy_file, sync_folder, write_file
 from edgekit.common.staging import refuse_existing, staging_for
 from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.lora import copy_adapter
 
 FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "vllm": vllm.files,
@@ -26,8 +24,6 @@ FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "ray": ray_serve.files,
     "kserve": kserve.files,
 }
-# (model as named by the caller, folder to write) → its weights
-WriteWeights = Callable[[str, Path], NeutralWeights]
 
 
 def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
@@ -50,21 +46,25 @@ def write_bundle(
     source: ModelSource,
     texts: dict[str, str],
     output: Path,
-    write_weights: WriteWeights,
-    progress: Progress,
+    asked: Recipe | None,
+    calibrating: QuantizeOptions,
 ) -> None:
-    """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
+    """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`; `asked`: the recipe, if given."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
-        weights = _weights(source, staging / "weights", write_weights)
+        weights = _weights(source, staging / "weights", asked, calibrating)
         if plan.draft is not None:
-            write_weights(plan.draft, staging / "draft")
+            _weights(open_source(plan.draft, need_weights=True), staging / "draft", asked, calibrating)
         if plan.drafter is not None:
-            hand_over_head(Path(plan.drafter), plan.model, staging / "drafter")
+            write_head(Path(plan.drafter), plan.model, staging / "drafter")
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
-            copy_adapter(Path(path), staging / "adapters" / name)
+            folder = staging / "adapters" / name
+            folder.mkdir(parents=True)
+            for file in ("adapter_config.json", "adapter_model.safetensors"):
+                copy_file(Path(path) / file, folder / file)
+        reference = reference_answers(weights, plan, calibrating.report.progress)
         written = texts | {
-            "reference.json": reference_answers(weights, plan, progress).model_dump_json(indent=1) + "\n",
+            "reference.json": reference.model_dump_json(indent=1) + "\n",
             "smoke_test.py": Path(smoke_test.__file__).read_text(),
             "plan.json": plan.to_json(),
             "README.md": readme(plan, sorted(texts)),
@@ -79,8 +79,11 @@ def write_bundle(
     sync_folder(output.absolute().parent)
 
 
-def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> NeutralWeights:
-    if not is_neutral(source.folder):
-        return write_weights(source.given, folder)
-    NeutralWeights.open(source.folder, verify=True).copy_to(folder)
+def _weights(source: ModelSource, folder: Path, asked: Recipe | None, calibrating: QuantizeOptions) -> NeutralWeights:
+    """Write the weights of a model in the format that servers load."""
+    recipe = recipe_for(source, asked)  # of neutral weights, refused unless servers load them
+    if is_neutral(source.folder):
+        NeutralWeights.open(source.folder, verify=True).copy_to(folder)
+    else:
+        quantize(source.given, recipe, folder, calibrating).release()
     return NeutralWeights.open(folder)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import click
 from pydantic import Field
 
-import edgekit
-from edgekit import NeutralWeights, QuantizeOptions, open_source
+from edgekit import QuantizeOptions, open_source
 from edgekit.apps.handover.bundle import check_bundle, write_bundle
-from edgekit.apps.handover.make import plan_server, recipe_for
+from edgekit.apps.handover.make import plan_server
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import LAYOUT_HEAD, layout_rows
 from edgekit.commands import CALIBRATION, SomeFields, draw, options, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
-from edgekit.common.progress import Progress
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, InvalidInput
 
@@ -68,21 +65,10 @@ def command(model: str, request: ServerRequest, calibrating: QuantizeOptions, sh
         _print_plan(plan, shown.all)
     if shown.output is not None:
         with progress_display() as progress:
-            write = partial(_quantised, request=request, calibrating=calibrating, progress=progress)
-            write_bundle(plan, source, texts, shown.output, write, progress)
+            reported = calibrating.model_copy(update={"report": reporter(progress)})
+            write_bundle(plan, source, texts, shown.output, request.recipe, reported)
         if not shown.json_:
             click.echo(f"written to {shown.output}; its README.md has the commands")
-
-
-def _quantised(
-    model: str, folder: Path, *, request: ServerRequest, calibrating: QuantizeOptions, progress: Progress
-) -> NeutralWeights:
-    """Quantise a model into a folder, in the format that servers load."""
-    source = open_source(model, need_weights=True)
-    recipe = recipe_for(source, request.recipe)
-    weights = edgekit.quantize(model, recipe, folder, calibrating.model_copy(update={"report": reporter(progress)}))
-    weights.release()
-    return NeutralWeights.open(folder)
 
 
 def _print_plan(plan: ServerPlan, with_rejected: bool) -> None:

@@ -7,20 +7,21 @@ number names its source.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgekit.common.base import Frozen
 from edgekit.common.parsing import read_yaml
 from edgekit.contracts.device import DeviceName, SourcedBytes, SourcedNumber, Title
-from edgekit.device.catalogue import builtin_folder
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
 MOST_GPUS = 1024
+_PROFILES = Path(__file__).with_name("gpu_profiles")
 _GROUP = re.compile(r"([a-z0-9-]{1,64}?)(?:x([1-9][0-9]{0,3}))?", re.ASCII)
 
 
 class GpuProfile(Frozen):
-    """One GPU, as a file of `profiles/gpus` describes it."""
+    """One GPU, as a file of `gpu_profiles` describes it."""
 
     name: DeviceName
     title: Title
@@ -44,9 +45,7 @@ class GpuGroup(NamedTuple):
 
 def all_gpus() -> dict[str, GpuProfile]:
     """Read every profile of a GPU, keyed by name."""
-    folder = builtin_folder() / "gpus"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
-    profiles = (read_yaml(file, GpuProfile) for file in files)
+    profiles = (read_yaml(file, GpuProfile) for file in sorted(_PROFILES.glob("*.yaml")))
     return {profile.name: profile for profile in profiles}
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgekit import ModelSource, ModelSpec, Recipe, open_source
+from edgekit import ModelSource, ModelSpec, Recipe, open_source, read_adapter, recipe_of
 from edgekit.apps.handover.gpus import gpu_group
 from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
-from edgekit.apps.handover.servers.ranks import ServerSubject
+from edgekit.apps.handover.servers.ranks import ServedHead, ServerSubject
 from edgekit.apps.handover.servers.request import ServerRequest
 from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest
 from edgekit.contracts.recipe import RECIPES, has_float_embedding
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.heads import read_head_spec
-from edgekit.model.lora import read_adapter
-from edgekit.model.same_vocabulary import check_same_vocabulary
-from edgekit.quant.own_integers import recipe_of
 
 _DEFAULT_GPU = "H100"
 
@@ -37,7 +33,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
             f"--drafter {request.drafter}: is written in the layout of speculators, which SGLang does not read; give "
             "it a head in the layout LlamaForCausalLMEagle3 by hand"
         )
-    head = None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder)
+    head = None if request.drafter is None else source.read_head(Path(request.drafter), model)
     if head is not None and head.kind == "assistant":
         raise Unsupported(
             f"--drafter {request.drafter}: no bundle with an assistant was ever served; leave out --drafter, and name "
@@ -54,7 +50,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
         config_sha256=source.config_sha256,
         recipe=recipe,
         draft=draft,
-        drafter=head,
+        drafter=None if head is None else ServedHead.of(head.layer, head.tensors(), has_embedding=head.own_embedding),
         adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
         notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
     )
@@ -70,8 +66,7 @@ def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
             f"--draft {name}: has a vocabulary of {draft.spec.vocab_size} tokens and {source.given} of"
             f" {model.vocab_size}; servers need the same one"
         )
-    if all((each.folder / "tokenizer.json").exists() for each in (source, draft)):  # a config alone can be planned too
-        check_same_vocabulary(source.folder, draft.folder)
+    source.check_draft(draft.folder)
     return draft.spec
 
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit import Codec, NeutralWeights, read_codec
+from edgekit import Codec, NeutralWeights, read_codec, reference_logits
 from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
-from edgekit.quant import reference_decoder
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +76,7 @@ def reference_answers(weights: NeutralWeights, plan: ServerPlan, progress: Progr
     import torch
 
     spec, is_rounded = weights.model, plan.kv_format == "fp8"
-    observe_cache = round_cache if is_rounded else reference_decoder.ignore
+    compute = partial(reference_logits, observe_cache=round_cache) if is_rounded else reference_logits
     codec = read_codec(weights.folder)
     prompts = [codec.encode(prompt, add_special_tokens=True) for prompt in PROMPTS]
     answers: list[list[ReferenceStep]] = [[] for _ in prompts]
@@ -91,7 +90,7 @@ def reference_answers(weights: NeutralWeights, plan: ServerPlan, progress: Progr
         longest = max(map(len, so_far))
         batch = torch.tensor([ids + [0] * (longest - len(ids)) for ids in so_far])
         rows = None if is_held else tensor
-        logits = reference_decoder.logits(spec, get_tensor, batch, get_rows=rows, observe_cache=observe_cache)
+        logits = compute(spec, get_tensor, batch, get_rows=rows)
         for given, ids, scores in zip(answers, so_far, logits, strict=True):
             if not (given and given[-1].token in spec.eos_ids):
                 given.append(_step(codec, given, scores[len(ids) - 1]))

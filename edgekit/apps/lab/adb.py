@@ -83,9 +83,7 @@ class AdbDevice:
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
         work = read_workload(workload)
-        repeats, loads = self.spec.options.get("repeats"), self.spec.options.get("loads", LOADS)
-        if isinstance(repeats, int):
-            work = work.model_copy(update={"repeats": repeats})
+        work, loads = self.spec.asked(work), self.spec.options.get("loads", LOADS)
         job = job_of(artifact, work, loads=int(loads))
         before = self._ready()
         sending_s = max(timeout_s, _ASK_S)

@@ -163,8 +163,6 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
 @_json
 def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json: bool) -> int:
     """List the runs, newest first, or report one RUN again."""
-    from edgekit.apps.lab.store import json_of
-
     files.check()
     if files.output and name is None:
         raise InvalidInput("--output: writes the report of one RUN; name it")
@@ -173,7 +171,7 @@ def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json:
             return _reported(kept, name, files, as_json)
         for info in kept.history():
             if as_json:
-                click.echo(json_of(info))
+                click.echo(json.dumps(info._asdict()))
                 continue
             begun = datetime.fromtimestamp(info.begun_at, UTC).strftime("%Y-%m-%d %H:%M")
             states = ", ".join(f"{count} {state}" for state, count in sorted(info.states.items()))
@@ -188,10 +186,12 @@ def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json:
 @_json
 def compare(before: str, after: str, kept_in: RunsFile, as_json: bool) -> int:
     """Compare run BEFORE with run AFTER, as far as the spread allows. Exits with 5 if something became worse."""
-    from edgekit.apps.lab.report import exit_code, rows_of, same_lab
+    from edgekit.apps.lab.report import exit_code, rows_of
 
     with _opened(kept_in.store) as kept:
-        same_lab(kept, (before, after))
+        lab, other = kept.info(before).lab, kept.info(after).lab
+        if lab != other:
+            raise InvalidInput(f"{before} is of lab {lab} and {after} of lab {other}; compare runs of one lab")
         rows = list(rows_of(kept, after, before))
         for row in rows:
             for one in row.differences:
@@ -248,9 +248,7 @@ def question(artifact: Path, job: JobOptions) -> None:
     from edgekit.apps.bench import read_workload
     from edgekit.apps.lab.runner_job import job_of
 
-    asked = read_workload(job.workload)
-    if job.repeats is not None:
-        asked = asked.model_copy(update={"repeats": job.repeats})
+    asked = read_workload(job.workload).repeated(job.repeats)
     text = job_of(artifact, asked, loads=job.loads, exact=job.exact).model_dump_json()
     if job.output is None:
         click.echo(text)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import Field, ValidationError, field_validator
 
 from edgekit import DeviceProfile
-from edgekit.apps.bench import Measurement
+from edgekit.apps.bench import Measurement, Workload
 from edgekit.common.base import Frozen
 from edgekit.errors import DeviceFailed, InvalidInput, UnknownName, WorkloadFailed, quote_short
 
@@ -59,6 +59,16 @@ class DeviceSpec(Frozen):
         if address is not None and re.search(r"^-|[\x00-\x20]", address):
             raise ValueError("an address begins with no dash and holds no blanks")
         return address
+
+    def asked(self, workload: Workload) -> Workload:
+        """Return the workload as the device runs it, with its own number of repeats."""
+        repeats = self.options.get("repeats")
+        return workload.repeated(repeats if isinstance(repeats, int) else None)
+
+    @property
+    def bench_options(self) -> list[str]:
+        """The options of `edgekit bench` on the device."""
+        return [f"--{name}={self.options[name]}" for name in ("repeats", "loads") if name in self.options]
 
     def check_options(self, known: Mapping[str, type]) -> None:
         """Raise `InvalidInput` for an option that this kind of device lacks, or a value of the wrong type."""
@@ -136,8 +146,3 @@ def read_measurement(answer: bytes, *, who: str, artifact_sha256: str, workload_
                 f"{who}: measured another {what}: {quote_short(answered)}, and {quote_short(expected)} was asked for"
             )
     return measurement
-
-
-def environment_of(spec: DeviceSpec, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the environment of a program on the device: `given` and the additions of the lab file."""
-    return {**given, **spec.environment}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgekit import load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
-from edgekit.apps.lab.devices import DeviceSpec, environment_of, read_measurement
+from edgekit.apps.lab.devices import DeviceSpec, read_measurement
 from edgekit.apps.lab.leases import lease
 from edgekit.apps.lab.programs import Programs, exit_error
 from edgekit.errors import DeviceUnreachable, InvalidInput
@@ -41,21 +41,21 @@ class LocalDevice:
                 self._lease = None
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        options = [f"--{name}={self.spec.options[name]}" for name in ("repeats", "loads") if name in self.spec.options]
-        command = [self._python, "-m", "edgekit", "bench", str(artifact), "-w", str(workload), "--json", *options]
+        command = [self._python, "-m", "edgekit", "bench", str(artifact), "-w", str(workload), "--json"]
+        command += self.spec.bench_options
         answer = self._run(command, timeout_s)
         return read_measurement(
             answer,
             who=self.name,
             artifact_sha256=open_artifact(artifact).sha256,
-            workload_sha256=workload_sha256(workload, self.spec),
+            workload_sha256=self.spec.asked(read_workload(workload)).sha256,
         )
 
     def stop(self) -> None:
         self._programs.stop()
 
     def _run(self, command: list[str], timeout_s: float) -> bytes:
-        environment = environment_of(self.spec, os.environ)
+        environment = {**os.environ, **self.spec.environment}
         ended = self._programs.run(
             command, timeout_s, environment=environment, on_start=self._limit, lease_fd=self._lease
         )
@@ -74,10 +74,3 @@ class LocalDevice:
             import resource
 
             resource.prlimit(process, resource.RLIMIT_DATA, (most, most))
-
-
-def workload_sha256(workload: Path, spec: DeviceSpec) -> str:
-    """Return the hash of the workload that the device runs."""
-    work = read_workload(workload)
-    repeats = spec.options.get("repeats")
-    return (work.model_copy(update={"repeats": repeats}) if isinstance(repeats, int) else work).sha256

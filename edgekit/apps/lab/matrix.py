@@ -124,11 +124,8 @@ def entries_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[MatrixEnt
 
 
 def _entry(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload, repeat: int) -> MatrixEntry:
-    plan = artifact.plan
+    plan, workload = artifact.plan, device.asked(workload)
     sha256 = workload.sha256
-    if isinstance(repeats := device.options.get("repeats"), int):
-        workload = workload.model_copy(update={"repeats": repeats})
-        sha256 = workload.sha256
     key = json.dumps([device.name, artifact.sha256, sha256, repeat]).encode()
     loads = device.options.get("loads", LOADS)
     works_s = predicted_s(plan, workload, loads if isinstance(loads, int) else LOADS)

@@ -11,7 +11,7 @@ from edgekit.apps.bench import Difference, Figures, Measurement, Report, TrialSt
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
 from edgekit.apps.lab.store import LabStore, RunInfo
 from edgekit.common.units import show_bytes
-from edgekit.errors import InvalidInput, quote_short
+from edgekit.errors import quote_short
 
 _MOST_SHOWN = 2000
 _ARROWS = {"better": "▲", "worse": "▼", "no difference": "="}
@@ -252,10 +252,3 @@ def _notes(info: RunInfo, rows: list[ReportRow], baseline: str | None) -> Iterat
 def _printable(text: str) -> str:
     """Replace characters that XML cannot hold."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)[:2000]
-
-
-def same_lab(store: LabStore, runs: tuple[str, str]) -> None:
-    """Raise `InvalidInput` unless both runs are of one lab."""
-    one, other = (store.info(run).lab for run in runs)
-    if one != other:
-        raise InvalidInput(f"{runs[0]} is of lab {one} and {runs[1]} of lab {other}; compare runs of one lab")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edgekit.apps.lab.devices import LabDevice
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
@@ -34,8 +34,7 @@ class EntryEvent(NamedTuple):
     why: str = ""
 
 
-class Watcher(Protocol):
-    def __call__(self, event: EntryEvent) -> None: ...
+Watcher = Callable[[EntryEvent], None]
 
 
 class Clock(NamedTuple):

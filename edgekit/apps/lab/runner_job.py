@@ -26,10 +26,9 @@ from edgekit.apps.bench import (
     Workload,
     bytes_per_token,
     context_error,
-    encoder_of,
+    prompts_of,
     subject_of_artifact,
     summaries,
-    tokens_of,
 )
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads
@@ -103,23 +102,19 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
     opening = OpenOptions(context=workload.context, window=workload.window, sinks=workload.sinks, exact=exact)
     subject = subject_of_artifact(folder, opening)
     info = subject.info.model_copy(update={"engine": f"edgekit runner {plan.target} {plan.backend}"})
-    encode = encoder_of(artifact)
 
     def job_case(case: Case) -> RunnerCase:
-        requests, prompts = [], list[int]()
-        for request in case.requests:
-            cached = prompts[-1] + case.requests[len(prompts) - 1].output_tokens if request.continues else 0
-            tokens = tokens_of(request, encode, [0] * cached)
-            prompts.append(len(tokens))
-            new = tuple(tokens[cached:])
-            requests.append(
-                RunnerRequest(
-                    tokens=new,
-                    depth=request.depth_tokens,
-                    outputs=request.output_tokens,
-                    continues=request.continues,
-                )
+        given = prompts_of(case, subject.encode)
+        prompts = [len(tokens) for _, tokens in given]
+        requests = tuple(
+            RunnerRequest(
+                tokens=tuple(tokens[cached:]),
+                depth=request.depth_tokens,
+                outputs=request.output_tokens,
+                continues=request.continues,
             )
+            for request, (cached, tokens) in zip(case.requests, given, strict=True)
+        )
         outputs = [request.output_tokens for request in case.requests]
         refused = [_refused(prompt, output, info) for prompt, output in zip(prompts, outputs, strict=True)]
         return RunnerCase(
@@ -127,8 +122,8 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
             prompt_tokens=tuple(prompts),
             depth_tokens=case.requests[0].depth_tokens,
             refused=next((why for why in refused if why), None),
-            bytes_per_token=bytes_per_token(subject, plan.model, prompts[-1] + outputs[-1] // 2),
-            requests=tuple(requests),
+            bytes_per_token=bytes_per_token(subject, prompts[-1] + outputs[-1] // 2),
+            requests=requests,
         )
 
     return RunnerJob(

@@ -17,7 +17,6 @@ from edgekit import Artifact, load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, read_measurement
 from edgekit.apps.lab.leases import lease
-from edgekit.apps.lab.local import workload_sha256
 from edgekit.apps.lab.programs import Programs, exit_error
 from edgekit.common.files import file_sha256, home
 from edgekit.contracts.manifest import MANIFEST
@@ -74,8 +73,7 @@ class SshDevice:
         remote = self._push(sealed, timeout_s)
         work = read_workload(workload)
         workload_path = f"{self.folder}/{work.sha256}.yaml"
-        options = [f"--{name}={self.spec.options[name]}" for name in ("repeats", "loads") if name in self.spec.options]
-        words = ["-m", "edgekit", "bench", remote, "-w", workload_path, "--json", *options]
+        words = ["-m", "edgekit", "bench", remote, "-w", workload_path, "--json", *self.spec.bench_options]
         limit = self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
         # We hold the lease, so a running program is left from our own interrupted attempt and is ended first. `timeout`
@@ -90,7 +88,7 @@ class SshDevice:
         # JSON is YAML, and this one has the texts of all its files inlined.
         answer = self._ask(command, timeout_s + 10, work.model_dump_json().encode(), may_exit=(0, 4))
         return read_measurement(
-            answer, who=self.name, artifact_sha256=sealed.sha256, workload_sha256=workload_sha256(workload, self.spec)
+            answer, who=self.name, artifact_sha256=sealed.sha256, workload_sha256=self.spec.asked(work).sha256
         )
 
     def stop(self) -> None:

@@ -5,7 +5,6 @@ It holds the entries of the matrix, which the tables call cells, and the outcome
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -321,8 +320,3 @@ class LabStore:
                 else InvalidInput(f"no run {quote_short(run)}; the store is empty")
             )
         return rows[0]
-
-
-def json_of(info: RunInfo) -> str:
-    """Return a run as one line of JSON."""
-    return json.dumps(info._asdict())

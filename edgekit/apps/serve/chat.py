@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
@@ -245,13 +245,7 @@ class ChatWriter:
     ) -> None:
         self._model, self._answers, self._plan = model, answers, plan
         self._asks_logprobs, self._reports_usage = asks_logprobs, reports_usage
-        self._frame = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.fingerprint,
-        }
+        self._frame = frame_of(model, "chatcmpl", "chat.completion.chunk")
 
     async def choices(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the choice of each chunk."""
@@ -289,12 +283,9 @@ class ChatWriter:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the stream: chunks, token counts if requested, and the end mark."""
-        no_usage = {"usage": None} if self._reports_usage else {}
-        async for choice in self.choices():
-            yield event({**self._frame, "choices": [choice], **no_usage})
-        if self._reports_usage:
-            yield event({**self._frame, "choices": [], "usage": usage_content(self._answers.usage)})
-        yield b"data: [DONE]\n\n"
+        usage = (lambda: usage_content(self._answers.usage)) if self._reports_usage else None
+        async for chunk in chunks(self._frame, self.choices(), usage):
+            yield chunk
 
     async def whole(self, count: int) -> dict[str, Any]:
         """The whole answer."""
@@ -346,6 +337,29 @@ class _Joined:
 
 def _choice(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def frame_of(model: ServedModel, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the fields that every chunk of an answer has, with a new id."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
+
+
+async def chunks(
+    frame: dict[str, Any], choices: AsyncIterator[dict[str, Any]], usage: Callable[[], dict[str, Any]] | None
+) -> AsyncIterator[bytes]:
+    """Yield a stream in OpenAI's form: a chunk for each choice, the token counts if asked for, and the end mark."""
+    no_usage = {"usage": None} if usage else {}
+    async for choice in choices:
+        yield event({**frame, "choices": [choice], **no_usage})
+    if usage:
+        yield event({**frame, "choices": [], "usage": usage()})
+    yield b"data: [DONE]\n\n"
 
 
 def usage_content(usage: TokenUsage) -> dict[str, Any]:

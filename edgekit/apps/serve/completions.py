@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,7 +11,7 @@ from pydantic import Field
 from edgekit import Logprob, Score
 from edgekit.apps.serve.answering import Answers, PromptJob, TokenUsage, ask
 from edgekit.apps.serve.call import Call, EventStream, event, json_response
-from edgekit.apps.serve.chat import usage_content
+from edgekit.apps.serve.chat import chunks, frame_of, usage_content
 from edgekit.apps.serve.fields import WHOLE, SamplingFields, TokenNumber, listed, refuse
 from edgekit.apps.serve.models import ServedModel
 from edgekit.apps.serve.problems import error_content, invalid
@@ -109,13 +107,7 @@ class CompletionWriter:
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
         self._model, self._body, self._codec = model, body, model.runtime.runtime.codec
-        self._frame = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.fingerprint,
-        }
+        self._frame = frame_of(model, "cmpl", "text_completion")
 
     async def choices(self, place: int, one: Continuation) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of the answers to one prompt."""
@@ -173,13 +165,10 @@ class CompletionWriter:
 
     async def events(self, continued: Sequence[Continuation]) -> AsyncIterator[bytes]:
         """Yield the stream, one prompt after the other."""
-        no_usage = {"usage": None} if self._body.reports_usage else {}
-        for index, one in enumerate(continued):
-            async for choice in self.choices(index, one):
-                yield event({**self._frame, "choices": [choice], **no_usage})
-        if self._body.reports_usage:
-            yield event({**self._frame, "choices": [], "usage": _sum(continued)})
-        yield b"data: [DONE]\n\n"
+        choices = (choice for index, one in enumerate(continued) async for choice in self.choices(index, one))
+        usage = (lambda: _sum(continued)) if self._body.reports_usage else None
+        async for chunk in chunks(self._frame, choices, usage):
+            yield chunk
 
     async def whole(self, continued: Sequence[Continuation]) -> dict[str, Any]:
         """Return all choices, in the order of their prompts."""

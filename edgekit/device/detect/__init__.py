@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from edgekit.common.cores import usable_cores
+from edgekit.common.machine_speed import last_cache_bytes
 from edgekit.common.nvidia import Gpu
 from edgekit.common.units import GIB, MIB
 from edgekit.contracts.device import DeviceKind, DeviceProfile, EngineFigures, SourcedBytes, SourcedCount, SourcedNumber
@@ -146,7 +147,7 @@ def _measured(
 ) -> DeviceProfile:
     """Return the profile of a machine that runs models on its CPU, with its measured speed."""
     cores, why = usable_cores(ask.cores_allowed(), ask.read)
-    speed = ask.speed(cores, readings.last_cache_bytes(ask.read), ram.value)
+    speed = ask.speed(cores, last_cache_bytes(ask.read), ram.value)
     read = round(speed.read_gb_s, 1)
     return DeviceProfile(
         name="this",

@@ -73,17 +73,6 @@ def cpu_name(cpuinfo: str, architecture: str) -> str:
     return architecture or "unknown processor"
 
 
-def last_cache_bytes(read: ReadText) -> int:
-    """Return the size of the first core's last-level cache; 32 MiB if it is not known."""
-    sizes = [_cache_size(read(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") or "") for index in range(5)]
-    return max(sizes) or 32 << 20
-
-
-def _cache_size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})([KMG]?)", text.strip())
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
-
-
 def linux_version(os_release: str, kernel: str) -> str:
     """Return the distribution's version, or the kernel's if it has none."""
     match = re.search(r'^VERSION_ID="?(\d+(?:\.\d+){0,3})"?\s*$', os_release, re.MULTILINE)

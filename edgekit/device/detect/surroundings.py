@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.common.cores import cores_allowed
+from edgekit.common.machine_speed import MachineSpeed, machine_speed, physical_memory
 from edgekit.common.nvidia import Gpu, find_gpus
 from edgekit.common.packages import version_of
-from edgekit.device.detect.measuring import MachineSpeed, machine_speed
-
-_MAX_ANSWER_BYTES = 4 << 20
+from edgekit.common.proc import read_or_none
 
 
 class HostProbe(NamedTuple):
@@ -39,22 +35,14 @@ def local_host(*, measure_again: bool = False) -> HostProbe:
         system=platform.system(),
         architecture=platform.machine(),
         kernel=platform.release(),
-        read=_read,
+        read=read_or_none,
         run=_run,
         cores_allowed=cores_allowed,
-        physical_memory=_physical_memory,
+        physical_memory=physical_memory,
         gpus=find_gpus,
         installed=version_of,
         speed=lambda cores, cache, memory: machine_speed(cores, cache, memory, again=measure_again),
     )
-
-
-def _read(path: str) -> str | None:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(_MAX_ANSWER_BYTES).decode(errors="replace")
-    except OSError:
-        return None
 
 
 def _run(command: Sequence[str]) -> str | None:
@@ -64,22 +52,3 @@ def _run(command: Sequence[str]) -> str | None:
         return None
     # sysctl fails if one of several names is unknown, and still prints the others.
     return done.stdout.decode(errors="replace")
-
-
-def _physical_memory() -> int | None:
-    if sys.platform == "win32":
-        return _windows_memory()
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
-
-
-def _windows_memory() -> int | None:
-    import ctypes
-
-    library = getattr(ctypes, "windll", None)
-    amount_kib = ctypes.c_ulonglong()
-    if library is None or not library.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(amount_kib)):
-        return None
-    return amount_kib.value * 1024

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edgekit.drafters import HeadWeights
 from edgekit.methods.drafters.head_arithmetic import HeadArithmetic, HeadRope
-from edgekit.model.head_spec import CENTROIDS, HEAD, TARGET_NORM
-from edgekit.model.heads import HeadWeights
-from edgekit.planner.head_memory import READ_TOKENS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,11 +50,11 @@ class AssistantDecoder(HeadArithmetic):
     def __init__(self, head: HeadWeights) -> None:
         super().__init__(head)
         model = head.spec.layer
-        self._ropes = {name: HeadRope(rope, model.max_positions) for name, rope in model.ropes.items()}
+        self._ropes = {name: HeadRope(model, name) for name in model.ropes}
 
     def combine(self, hidden: Floats) -> Floats:
         """Norm the target's hidden states [tokens, width], as its own head reads them."""
-        return self._norm(hidden, TARGET_NORM)
+        return self._norm(hidden, "target_norm.weight")
 
     def forward(self, seen: CachedText, token: int, hidden: Floats) -> AssistantOutput:
         """Feed a token and the hidden state before it: the target's, or the assistant's at the drafted token before."""
@@ -68,12 +66,12 @@ class AssistantDecoder(HeadArithmetic):
 
     def logits(self, normed: Floats) -> Floats:
         """Return the logits [draft vocabulary] after a token; -inf in clusters that are not read."""
-        rows, clusters = self._weights[HEAD], self.spec.clusters
+        rows, clusters = self._weights["lm_head.weight"], self.spec.clusters
         if clusters is None:
             logits: Floats = rows @ normed
             return logits
         size, count = len(rows) // clusters, self.spec.active_clusters or 1
-        likeliest = np.argpartition(self._weights[CENTROIDS] @ normed, -count)[-count:]
+        likeliest = np.argpartition(self._weights["centroids.weight"] @ normed, -count)[-count:]
         logits = np.full((clusters, size), -np.inf, np.float32)
         logits[likeliest] = rows.reshape(clusters, size, -1)[likeliest].astype(np.float32) @ normed
         return logits.reshape(-1)
@@ -113,8 +111,8 @@ class AssistantDecoder(HeadArithmetic):
         window, start = self.spec.layer.layers[index].window, 0
         if window is not None:
             start = max(0, seen.length - window - 1)
-        for first in range(start, seen.length, READ_TOKENS):
-            yield seen.read(self.spec.kv_layers[index], first, min(first + READ_TOKENS, seen.length))
+        for first in range(start, seen.length, self.spec.read_tokens):
+            yield seen.read(self.spec.kv_layers[index], first, min(first + self.spec.read_tokens, seen.length))
 
 
 def _gelu(x: Floats) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.memory import MemoryLoad, total
 from edgekit.drafters import CostProbe, DraftSource, known_share
 from edgekit.errors import InvalidInput, Unsupported
@@ -13,7 +12,6 @@ from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
 from edgekit.methods.drafters.assistant_drafter import AssistantDrafting, AssistantProbe
 from edgekit.methods.drafters.head_decoder import HeadDecoder
 from edgekit.methods.drafters.head_drafter import HeadDrafting, HeadProbe
-from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Plan
@@ -36,7 +34,7 @@ class HeadSource(DraftSource):
     def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
         if plan.drafter is None:
             return 0
-        return head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
+        return plan.drafter.private_bytes(tokens, sequences, plan.chunk_tokens)
 
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
         plan, capabilities = target.artifact.plan, target.engine.capabilities
@@ -55,11 +53,11 @@ def _opened(target: DraftTarget) -> DraftMethod:
     engine, artifact, kv_config, costs = target.engine, target.artifact, target.kv_config, target.costs
     plan = artifact.plan
     assert plan.drafter is not None
-    head = open_head(plan, artifact.folder)
+    head = artifact.open_head()
     tokens, sequences, chunk = kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens
     load = MemoryLoad(plan.model, plan.recipe, plan.backend, plan.memory, tokens, sequences, kv_config.kv_bits, chunk)
     told = artifact.target().memory(load._replace(head=plan.drafter))
-    size = head_private_bytes(plan.drafter, tokens, sequences, chunk) + total(told, "draft_bytes")
+    size = plan.drafter.private_bytes(tokens, sequences, chunk) + total(told, "draft_bytes")
     model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as probe:
@@ -68,7 +66,7 @@ def _opened(target: DraftTarget) -> DraftMethod:
                 return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
             one = known_share("head-cost", artifact.sha256, probe, HeadProbe(model, probe.state))
             block = known_share(
-                "head-block-cost", artifact.sha256, probe, HeadProbe(model, probe.state, BLOCK_TOKENS // 2)
+                "head-block-cost", artifact.sha256, probe, HeadProbe(model, probe.state, model.spec.block_tokens // 2)
             )
     except BaseException:
         model.close()

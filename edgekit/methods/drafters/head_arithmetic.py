@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.model.heads import HeadWeights
-from edgekit.model.parts import Rope
-from edgekit.model.rope import frequencies, rotated_pairs
+from edgekit import ModelSpec
+from edgekit.drafters import HeadWeights, frequencies, rotated_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,8 +58,9 @@ class HeadArithmetic:
 class HeadRope:
     """Rotates queries and keys [tokens, heads, width] by their positions."""
 
-    def __init__(self, rope: Rope, max_positions: int) -> None:
-        inverse, self._scale = frequencies(rope, max_positions)
+    def __init__(self, model: ModelSpec, name: str) -> None:
+        rope = model.ropes[name]
+        inverse, self._scale = frequencies(rope, model.max_positions)
         self._inverse = np.asarray(inverse, np.float64)
         self._pairs = tuple(map(np.asarray, rotated_pairs(rope)))
 

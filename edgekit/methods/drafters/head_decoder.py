@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit.drafters import HeadWeights
 from edgekit.methods.drafters.head_arithmetic import HeadArithmetic, HeadRope
-from edgekit.model.head_spec import EMBEDDING_NORM, HIDDEN_NORM, TARGET_NORM
-from edgekit.model.heads import HeadWeights
-from edgekit.planner.head_memory import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +51,7 @@ class HeadDecoder(HeadArithmetic):
         if layer.norm_offset:  # norms are stored without the 1 that is added to them
             norms = (name for name, shape in head.spec.tensors() if len(shape) == 1 and name.endswith(".weight"))
             self._weights |= {name: self._weights[name] + np.float32(1) for name in norms}
-        self._rope = HeadRope(layer.ropes[layer.layers[0].rope or "default"], layer.max_positions)
+        self._rope = HeadRope(layer, layer.layers[0].rope or "default")
 
     def start(self, capacity: int, embed: Embed | None = None) -> HeadCache:
         """Return an empty cache of `capacity` tokens, at most the head's window.
@@ -68,7 +66,7 @@ class HeadDecoder(HeadArithmetic):
     def combine(self, hidden: Floats) -> Floats:
         """Turn the target's concatenated hidden states into the head's inputs [tokens, width]."""
         if self.spec.kind == "mtp":
-            return self._norm(hidden, TARGET_NORM)
+            return self._norm(hidden, "target_norm.weight")
         if self.spec.norm_before_fc:
             hidden = self._norm(hidden, "input_norm.weight")
         if self.spec.fc_norm:
@@ -82,9 +80,9 @@ class HeadDecoder(HeadArithmetic):
         self, cache: HeadCache, tokens: NDArray[np.int64], inputs: Floats, positions: NDArray[np.int64]
     ) -> Floats:
         """Append tokens to the cache; return the layer's outputs, which are the inputs for the next drafted tokens."""
-        outputs = []
-        for start in range(0, len(tokens), min(BLOCK_TOKENS, cache.capacity)):
-            part = slice(start, start + min(BLOCK_TOKENS, cache.capacity))
+        outputs, most = [], min(self.spec.block_tokens, cache.capacity)
+        for start in range(0, len(tokens), most):
+            part = slice(start, start + most)
             outputs.append(self._block(cache, tokens[part], inputs[part], positions[part]))
         return np.concatenate(outputs)
 
@@ -107,7 +105,8 @@ class HeadDecoder(HeadArithmetic):
     def _joined(self, embedded: Floats, inputs: Floats) -> tuple[Floats, Floats]:
         """Join embeddings and inputs; return the residual, and the input of queries, keys and values."""
         if self.spec.kind == "mtp":
-            both = np.concatenate([self._norm(embedded, EMBEDDING_NORM), self._norm(inputs, HIDDEN_NORM)], axis=1)
+            embedded = self._norm(embedded, "pre_fc_norm_embedding.weight")
+            both = np.concatenate([embedded, self._norm(inputs, "pre_fc_norm_hidden.weight")], axis=1)
             residual = self._linear(both, "fc")
             return residual, self._norm(residual, "layers.0.input_layernorm.weight")
         embedded = self._norm(embedded, "layers.0.input_layernorm.weight")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.drafters import draft
-from edgekit.planner.head_memory import BLOCK_TOKENS, head_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class HeadDrafting:
         tokens: int = 6,
     ) -> None:
         self.model, self.bytes, self.tokens = model, bytes, tokens
-        self.capacity = head_tokens(model.spec, capacity)
+        self.capacity = model.spec.cached_tokens(capacity)
         self._one_s, self._block_token_s = one_s, block_token_s
 
     def start(self, request: DraftRequest) -> HeadDrafter:
@@ -131,11 +130,11 @@ class HeadProbe:
     """Times the head on invented hidden states, `at_once` tokens together, while a state of its target is open."""
 
     def __init__(self, model: HeadDecoder, state: State, at_once: int = 1) -> None:
-        self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS, state.embedded)
-        random = np.random.default_rng(0)
-        self._rows = random.standard_normal((BLOCK_TOKENS, model.spec.width), np.float32)
-        self._tokens = random.integers(0, model.spec.layer.vocab_size, BLOCK_TOKENS)
-        self._feed(min(BLOCK_TOKENS, self._cache.capacity // 2))  # fill the cache for attention
+        block, random = model.spec.block_tokens, np.random.default_rng(0)
+        self._model, self._at_once, self._cache = model, at_once, model.start(2 * block, state.embedded)
+        self._rows = random.standard_normal((block, model.spec.width), np.float32)
+        self._tokens = random.integers(0, model.spec.layer.vocab_size, block)
+        self._feed(min(block, self._cache.capacity // 2))  # fill the cache for attention
 
     def seconds(self, tokens: int) -> float:
         """Time `tokens` tokens, each as its share of a block."""

@@ -27,13 +27,13 @@ from edgekit.apps.bench.report.results import Report
 from edgekit.apps.bench.report.tables import tables
 from edgekit.apps.bench.run import bench, expectations
 from edgekit.apps.bench.statistics import differ, percentile, shown_summary, summary_of
-from edgekit.apps.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun, PreparedSubject
+from edgekit.apps.bench.subject import Subject
+from edgekit.apps.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, read_workload
 from edgekit.common.progress import no_progress
 from edgekit.contracts.shared_measurement import read_shared
 from edgekit.contracts.token_costs import operations_per_token
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.testing import fake_model
 
 
@@ -43,19 +43,14 @@ class Arena:
 
     folder: Path
 
-    def subject(self, name: str, seed: int = 0, **opening: Any) -> PreparedSubject:
+    def subject(self, name: str, seed: int = 0, **opening: Any) -> Subject:
         place = self.folder / name
         if not place.exists():
             measured.fake(place, seed=seed)
-        codec = read_codec(place)
-        return PreparedSubject(
-            subject_of_artifact(place, OpenOptions(**opening), name),
-            fake_model(vocabulary=codec.vocabulary),
-            lambda text, begins: codec.encode(text, add_special_tokens=begins),
-        )
+        return subject_of_artifact(place, OpenOptions(**opening), name)
 
     def run(
-        self, subjects: list[PreparedSubject], machine: measured.StillMachine, *, loads: int = 1, **workload: Any
+        self, subjects: list[Subject], machine: measured.StillMachine, *, loads: int = 1, **workload: Any
     ) -> list[Measurement]:
         done_of: list[tuple[float, float]] = []
 
@@ -150,7 +145,7 @@ def test_a_crash_in_the_second_process_keeps_the_first_results(arena: Arena, tmp
     mark = tmp_path / "opened"
     once = f"import os, sys; p = {str(mark)!r}\nif os.path.exists(p): sys.exit('enough')\nopen(p, 'w').close()\n"
     command = (sys.executable, "-c", once + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
-    dying = well._replace(subject=well.subject._replace(command=(*command, *well.subject.command[1:])))
+    dying = well._replace(command=(*command, *well.command[1:]))
     (found,) = arena.run([dying], measured.StillMachine(), repeats=2, loads=2)
     assert found.status == "failed" and "enough" in found.why
     assert len(found.load_s) == len(found.cases[0].trials) == 1
@@ -236,9 +231,7 @@ def test_two_runs_are_compared_by_their_spread(arena: Arena) -> None:
 
 def test_a_subject_that_crashes_does_not_stop_the_others(arena: Arena) -> None:
     dying = arena.subject("dying")
-    broken = dying._replace(
-        subject=dying.subject._replace(command=(sys.executable, "-c", "import sys; sys.exit('no')"))
-    )
+    broken = dying._replace(command=(sys.executable, "-c", "import sys; sys.exit('no')"))
     found = arena.run([broken, arena.subject("well", seed=1)], measured.StillMachine())
     assert [each.status for each in found] == ["failed", "valid"]
     assert "no" in found[0].why
@@ -247,9 +240,7 @@ def test_a_subject_that_crashes_does_not_stop_the_others(arena: Arena) -> None:
 def test_a_missing_peer_is_named_with_its_fix(arena: Arena) -> None:
     here = arena.subject("one")
     command = (sys.executable, "-I", "-S", str(program), "llama.cpp")
-    absent = here._replace(
-        subject=here.subject._replace(command=command, fix="pip install llama-cpp-python", opening={"files": "x"})
-    )
+    absent = here._replace(command=command, fix="pip install llama-cpp-python", opening={"files": "x"})
     (found,) = arena.run([absent], measured.StillMachine())
     assert found.status == "failed"
     assert "pip install llama-cpp-python" in found.why
@@ -281,7 +272,7 @@ def test_a_window_continues_beyond_the_context(arena: Arena) -> None:
 
 
 def test_a_draft_is_named_and_its_accepted_tokens_are_counted(arena: Arena) -> None:
-    assert arena.subject("one", draft="off").subject.info.draft is None
+    assert arena.subject("one", draft="off").info.draft is None
     subject = arena.subject("one", draft="ngram")
     (found,) = arena.run([subject], measured.StillMachine(), prompt=60, outputs=40, repeats=1)
     assert found.status == "valid", found.why

@@ -11,11 +11,9 @@ import tiny_models
 from edgekit import OpenOptions
 from edgekit.apps.bench.artifact_subjects import subject_of_artifact
 from edgekit.apps.bench.measurement import Measurement
-from edgekit.apps.bench.trials import BenchRun, PreparedSubject
+from edgekit.apps.bench.trials import BenchRun
 from edgekit.apps.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
-from edgekit.artifact.artifact import open_artifact
 from edgekit.common.progress import no_progress
-from edgekit.runtime.generation.tokenizer import read_codec
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
@@ -56,11 +54,7 @@ def _cases(workload: Workload) -> tuple[Case, ...]:
 
 
 def _run(artifact: Path, cases: tuple[Case, ...], **opening: object) -> Measurement:
-    codec = read_codec(artifact)
     subject = subject_of_artifact(artifact, OpenOptions(**opening))  # type: ignore[arg-type]
-    subject = PreparedSubject(
-        subject, open_artifact(artifact).plan.model, lambda text, begins: codec.encode(text, add_special_tokens=begins)
-    )
     asked = Workload(name="all", title="All of them", warmups=0, repeats=1, cases=cases)
     bench = BenchRun(
         [subject],

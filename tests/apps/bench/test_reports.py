@@ -100,14 +100,6 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
     assert read_report(tmp_path / "lines.json").measurements == whole.measurements
     (tmp_path / "one.json").write_text(whole.measurements[0].model_dump_json(indent=1))
     assert read_report(tmp_path / "one.json").measurements == whole.measurements[:1]
-    older = json.loads(to_json(whole)) | {"points": [{"name": "s8", "kl": 0.01}], "tasks": {"results": []}}
-    for each in older["measurements"]:
-        each["energy_source"] = "RAPL package-0"
-        for case in each["cases"]:
-            case["summary"] |= {"energy_j_per_token": next(iter(case["summary"].values()))} if case["summary"] else {}
-            case["trials"] = [trial | {"energy_j": 1.5} for trial in case["trials"]]
-    (tmp_path / "older.json").write_text(json.dumps(older, indent=1))
-    assert to_json(read_report(tmp_path / "older.json")) == to_json(whole), "without what older versions told"
     (tmp_path / "other.json").write_text(json.dumps({"kind": "other"}))
     assert "kind 'other'" in measured.refused(lambda: read_report(tmp_path / "other.json"))
     (tmp_path / "bad.json").write_text(to_json(whole).replace('"status": "valid"', '"status": "splendid"'))

@@ -86,9 +86,7 @@ def command(
         raise InvalidInput("--peer-python: belongs to a peer; name one with --against, or leave it out")
     if opening.memory is not None:
         opening = opening.model_copy(update={"on_pressure": "refuse"})  # what is measured is what was asked for
-    workloads = [read_workload(name) for name in choice.workloads or ("quick",)]
-    if choice.repeats is not None:
-        workloads = [each.model_copy(update={"repeats": choice.repeats}) for each in workloads]
+    workloads = [read_workload(name).repeated(choice.repeats) for name in choice.workloads or ("quick",)]
     machine, measurements = Machine(), []
     for line in expectations(artifacts, workloads, choice.loads, machine):
         click.echo(line, err=True)

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit import ModelSource, open_tensors
+from edgekit import ModelSource, open_tensors, reference_logits
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import disk_full, free_bytes, home
 from edgekit.common.progress import Progress
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.feeding import feed
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
-from edgekit.quant.shards import reader
-from edgekit.quant.source_files import source_hashes
 
 if TYPE_CHECKING:
     from edgekit.contracts.kv_policy import KVCacheConfig
@@ -42,11 +40,6 @@ class Windows(NamedTuple):
 
     tokens: tuple[tuple[int, ...], ...]
     sha256: str
-
-    @property
-    def scored(self) -> int:
-        """The number of tokens with a predecessor in their window."""
-        return sum(len(window) - 1 for window in self.tokens)
 
 
 def windows_of(tokens: Sequence[int], length: int, limit: int, begin: Sequence[int] = ()) -> Windows:
@@ -80,14 +73,16 @@ def source_logits(source: ModelSource, windows: Windows, context: int, progress:
         import torch
     except ImportError as error:
         raise TargetMissing("the reference needs torch; pip install 'edgekit[quantize]'") from error
-    from edgekit.quant.reference_decoder import logits
 
     with open_tensors(source.weights) as tensors:
-        read = reader(tensors, source.spec)
         done = 0
+
+        def tensor(name: str) -> torch.Tensor:
+            return torch.from_numpy(tensors.floats(name))
+
         for batch in _batches(windows):
             progress(done, len(windows.tokens), "reference")
-            found = logits(source.spec, read, torch.tensor(batch), context_tokens=context)
+            found = reference_logits(source.spec, tensor, torch.tensor(batch), context_tokens=context)
             done += len(batch)
             for rows in found:
                 yield np.array(rows.numpy(), dtype=np.float32)
@@ -137,8 +132,7 @@ def stored(key: str, windows: Windows, vocabulary: int, make: Callable[[], Itera
 
 def source_key(source: ModelSource, context: int) -> str:
     """Return a key of the weights and the context."""
-    with open_tensors(source.weights) as tensors:
-        return f"{sorted(source_hashes(source.folder, tensors).items())} {context}"
+    return f"{sorted(source.hashes().items())} {context}"
 
 
 def _open(folder: Path) -> Logits:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from edgekit import ChatTemplate, Codec, read_codec, read_template
+from edgekit import ChatTemplate, Codec, read_codec, read_eos, read_template
 from edgekit.apps.bench.eval.evaluation import Check
 from edgekit.errors import EdgekitError
-from edgekit.runtime.generation.tokenizer import read_eos
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
@@ -31,7 +30,6 @@ _CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
         {"role": "user", "content": "日本語 🙂"},
     ),
 )
-InterfaceItem = Literal["template", "tokens", "bos", "end of text"]
 
 
 class TextInterface(NamedTuple):
@@ -61,7 +59,7 @@ def compare(one: TextInterface, other: TextInterface) -> list[Check]:
     return [_template(one, other), _tokens(one, other), _bos(one, other), _ends(one, other)]
 
 
-def _check(what: InterfaceItem, difference: str) -> Check:
+def _check(what: Literal["template", "tokens", "bos", "end of text"], difference: str) -> Check:
     return Check(what=what, same=not difference, detail=difference)
 
 

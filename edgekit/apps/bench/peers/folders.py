@@ -6,45 +6,39 @@ MLX and Olive keep the same integers and scales; tensors that their formats cann
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit import NeutralWeights
-from edgekit.common.files import write_file
+from edgekit.common.files import disk_full, write_file
 from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import bits_of, on_disk
 from edgekit.errors import Unsupported
-from edgekit.formats.safetensors_writer import TensorWriter
 
 _FILE = "model.safetensors"
 _ROWS_AT_ONCE = 8192
+_TYPES = {"float32": "F32", "uint32": "U32", "uint8": "U8"}  # by safetensors' names
 _OLIVE_GROUPS = (32, 64, 128)
-
-
-class StoredMatrix(NamedTuple):
-    """A tensor to write: its type by safetensors' name, and its values."""
-
-    dtype: str
-    values: NDArray[Any]
 
 
 def write_float(weights: NeutralWeights, folder: Path) -> None:
     """Write every weight as integer × scale in float32, for transformers: the exact values of the artifact."""
     tensors = {on_disk(weights.model, tensor.name): tensor for tensor in weights.model.tensors()}
-    folder.mkdir(parents=True, exist_ok=True)
-    with TensorWriter(folder / _FILE, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}) as writer:
-        for name, tensor in tensors.items():
+
+    def values() -> Iterator[NDArray[np.float32]]:
+        for tensor in tensors.values():
             if len(tensor.shape) < 2 or tensor.module not in weights.modules():
-                writer.write(name, weights.floats(tensor.name))
+                yield weights.floats(tensor.name)
                 continue
             for start in range(0, tensor.shape[0], _ROWS_AT_ONCE):
-                rows = slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE))
-                writer.write(name, weights.dequantised(tensor.module, rows), start)
-        writer.seal()
+                yield weights.dequantised(tensor.module, slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE)))
+
+    _write(folder, {name: (np.dtype(np.float32), tensor.shape) for name, tensor in tensors.items()}, values())
     _write_config(weights, folder, {"dtype": "float32", "torch_dtype": "float32"})
 
 
@@ -52,19 +46,19 @@ def write_mlx(weights: NeutralWeights, folder: Path) -> None:
     """Write MLX's affine quantisation: the same bytes, with `scales = s` and `biases = -8 s` (or -128 s) in float32."""
     formats: dict[str, Any] = {}
 
-    def tensors() -> Iterator[tuple[str, StoredMatrix]]:
+    def tensors() -> Iterator[tuple[str, NDArray[Any]]]:
         for tensor in weights.model.tensors():
             name = on_disk(weights.model, tensor.name)
             module = name.removesuffix(".weight")
             if tensor.module not in weights.modules() or weights.format_of(tensor.module).is_float:
-                yield name, StoredMatrix("F32", weights.floats(tensor.name))
+                yield name, weights.floats(tensor.name)
                 continue
             bits = bits_of(weights.format_of(tensor.module))
             group, scales = _grouped(weights, tensor.module, tensor.shape[1])
             formats[module] = {"group_size": group, "bits": bits}
-            yield name, StoredMatrix("U32", np.ascontiguousarray(weights.packed(tensor.module)).view(np.uint32))
-            yield f"{module}.scales", StoredMatrix("F32", scales)
-            yield f"{module}.biases", StoredMatrix("F32", -scales * (1 << (bits - 1)))
+            yield name, np.ascontiguousarray(weights.packed(tensor.module)).view(np.uint32)
+            yield f"{module}.scales", scales
+            yield f"{module}.biases", -scales * (1 << (bits - 1))
 
     _write_tensors(folder, tensors())
     common = next(iter(formats.values()), None)
@@ -83,15 +77,15 @@ def write_olive(weights: NeutralWeights, folder: Path) -> None:
             f"{sorted(map(str, groups)) or 'none'}; leave this peer out, or export with --recipe s4-g32"
         )
 
-    def tensors() -> Iterator[tuple[str, StoredMatrix]]:
+    def tensors() -> Iterator[tuple[str, NDArray[Any]]]:
         for tensor in weights.model.tensors():
             name = on_disk(weights.model, tensor.name)
             if not _is_olive(weights, tensor.module) or not name.endswith(".weight"):
-                yield name, StoredMatrix("F32", weights.tensor(tensor.name))
+                yield name, weights.tensor(tensor.name)
                 continue
             module = name.removesuffix(".weight")
-            yield f"{module}.qweight", StoredMatrix("U8", np.ascontiguousarray(weights.packed(tensor.module)))
-            yield f"{module}.scales", StoredMatrix("F32", weights.scales(tensor.module))
+            yield f"{module}.qweight", np.ascontiguousarray(weights.packed(tensor.module))
+            yield f"{module}.scales", weights.scales(tensor.module)
 
     _write_tensors(folder, tensors())
     quantisation = {"quant_method": "olive", "bits": 4, "group_size": groups.pop(), "symmetric": True, "overrides": {}}
@@ -114,15 +108,28 @@ def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, ND
     return group, np.ascontiguousarray(np.broadcast_to(scales, (scales.shape[0], inputs // group)))
 
 
-def _write_tensors(folder: Path, tensors: Iterator[tuple[str, StoredMatrix]]) -> None:
+def _write_tensors(folder: Path, tensors: Iterator[tuple[str, NDArray[Any]]]) -> None:
     """Write all tensors from memory: a benchmarked model fits this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
     matrices = dict(tensors)
-    described = {name: (stored.dtype, tuple(stored.values.shape)) for name, stored in matrices.items()}
-    with TensorWriter(folder / _FILE, described) as writer:
-        for name, stored in matrices.items():
-            writer.write(name, stored.values)
-        writer.seal()
+    _write(folder, {name: (values.dtype, values.shape) for name, values in matrices.items()}, matrices.values())
+
+
+def _write(
+    folder: Path, tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], values: Iterable[NDArray[Any]]
+) -> None:
+    """Write a safetensors file of the values of all tensors, one after the other."""
+    header, size = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        start, size = size, size + dtype.itemsize * prod(shape)
+        header[name] = {"dtype": _TYPES[dtype.name], "shape": shape, "data_offsets": [start, size]}
+    described = json.dumps(header).encode()
+    described += b" " * (-len(described) % 8)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    with disk_full(path, size), path.open("wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for each in values:
+            file.write(np.ascontiguousarray(each).data)
 
 
 def _write_config(weights: NeutralWeights, folder: Path, update: dict[str, Any]) -> None:

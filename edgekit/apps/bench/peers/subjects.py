@@ -7,22 +7,22 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from edgekit import Artifact, NeutralWeights, Recipe, open_source
+from edgekit import Artifact, NeutralWeights, Recipe, open_source, quantize, write_gguf
 from edgekit.apps.bench.artifact_subjects import formats_of
 from edgekit.apps.bench.measurement import SubjectInfo
 from edgekit.apps.bench.peers import folders
+from edgekit.apps.bench.prompts import encoder_of
 from edgekit.apps.bench.subject import Subject
 from edgekit.common.content_store import ContentStore, Hold
 from edgekit.common.files import home
-from edgekit.contracts.neutral import find_weights, weights_store
+from edgekit.contracts.neutral import find_weights, is_neutral, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Rule
 from edgekit.contracts.token_costs import touched_weight_bytes
 from edgekit.errors import EdgekitError, InvalidInput, UnknownName
-from edgekit.quant.neutral_gguf import write_neutral_gguf
-from edgekit.quant.pipeline import neutral_weights
 
 _WRITER = 2  # raise it when the same weights give other files
 _HOLDS: list[Hold] = []  # of written folders: processes open them until this one ends
@@ -63,7 +63,7 @@ _layout = partial(MemoryFacts, runtime_bytes=0, source="the layout that is writt
 PEERS: dict[str, Peer] = {
     "llama.cpp": Peer(
         "model.gguf",
-        lambda weights, folder, context: write_neutral_gguf(weights, folder / "model.gguf", context),
+        lambda weights, folder, context: write_gguf(weights, folder / "model.gguf", context),
         _in_blocks, _layout(row_group=32), "llama-cpp-python", 32,
     ),
     "onnxruntime-genai": Peer(
@@ -121,6 +121,8 @@ def peer_of(
             "float_bits": peer.float_bits,
         },
         weight_bytes=touched_weight_bytes(weights.model, recipe, peer.memory),
+        model=plan.model,
+        encode=encoder_of(artifact),
         fix=f"pip install {peer.needs}, or name a Python that has it with --peer-python",
     )
 
@@ -143,7 +145,12 @@ def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
         source = open_source(artifact.made_of, need_weights=True, offline=True)
     except EdgekitError as error:
         raise InvalidInput(f"{artifact.folder}: its neutral weights are not in the store; {fix} ({error})") from error
-    weights = neutral_weights(source, plan.recipe, store=store)
+    if is_neutral(source.folder):
+        weights = NeutralWeights.open(source.folder)
+    else:
+        with TemporaryDirectory() as copied:
+            place = Path(copied) / "weights"
+            weights = quantize(artifact.made_of, plan.recipe, place, effort="quick", store=store.root)
     if weights.sha256 != artifact.manifest.weights_sha256:
         raise InvalidInput(f"{artifact.folder}: {artifact.made_of} now gives different weights (calibrated?); {fix}")
     return weights

@@ -39,9 +39,6 @@ class Report(Frozen):
     title: str = Field(max_length=400)
     measurements: tuple[Measurement, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    # Of reports that an older version wrote.
-    tasks: object = Field(None, exclude=True)
-    points: tuple[object, ...] = Field((), exclude=True)
     tables: tuple[Figures, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -1,25 +1,23 @@
 """One rank of a server: the part of the model that one GPU holds, described as a model, and its memory.
 
-The memory of a rank is predicted by `edgekit.planner.memory`, as for any model. Always the fullest rank is
+The memory of a rank is predicted by the terms of any model. Always the fullest rank is
 described.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.server_plan import KVFormat, ParallelLayout, RankMemory
-from edgekit.contracts.memory import LayerArrays, MemoryLoad, usual_terms
+from edgekit.contracts.memory import LayerArrays, MemoryLoad, total, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Violation
 from edgekit.contracts.recipe import GROUPS
 from edgekit.contracts.stored_weights import adapter_bytes
 from edgekit.contracts.token_costs import CacheFormat
-from edgekit.model.head_spec import HeadSpec
-from edgekit.planner.head_memory import head_server_bytes
-from edgekit.planner.memory import predict
 
 CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
 _VOCABULARY_STEP = 64  # rows to which servers pad the vocabulary before they divide it
@@ -139,6 +137,26 @@ def kv_bits(form: KVFormat) -> int:
     return 8 if form == "fp8" else 16
 
 
+class ServedHead(NamedTuple):
+    """A drafting head of one layer on a server: its weights in 16 bits, and the sizes of its cache."""
+
+    weight_bytes: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, model: ModelSpec, tensors: Iterable[tuple[str, tuple[int, ...]]], *, has_embedding: bool) -> ServedHead:
+        """Describe a head by its layer, as a model, and the names and shapes of its tensors."""
+        values = sum(prod(shape) for _, shape in tensors)
+        values += model.vocab_size * model.hidden_size if has_embedding else 0
+        return cls(2 * values, model.layers[0].kv_heads, model.layers[0].head_dim)
+
+    def bytes(self, ranks: int, tokens: int, kv_bits: int) -> int:
+        """Return its bytes on one of `ranks` GPUs that share it, with `tokens` cached."""
+        heads = -(-self.kv_heads // ranks)
+        return -(-self.weight_bytes // ranks) + 2 * heads * self.head_dim * tokens * kv_bits // 8
+
+
 class ServerSubject(NamedTuple):
     """The model to serve, its recipe, and the models that run with it."""
 
@@ -147,7 +165,7 @@ class ServerSubject(NamedTuple):
     config_sha256: str
     recipe: Recipe
     draft: ModelSpec | None = None
-    drafter: HeadSpec | None = None
+    drafter: ServedHead | None = None
     adapter_rank: int = 0
     notes: tuple[str, ...] = ()
 
@@ -167,27 +185,25 @@ def rank_memory(subject: ServerSubject, layout: ParallelLayout, load: Load, *, a
     rank = rank_model(model, layout)
     graphs = _GRAPH_BYTES_A_LAYER * len(rank.layers)
     # Every rank gathers the logits of the whole vocabulary.
-    gathering = partial(
-        usual_terms,
+    terms = usual_terms(
+        MemoryLoad(rank, recipe, "cuda", gpu_facts(layout), context, sequences, width, CHUNK_TOKENS),
         arrays=LayerArrays(bits=16),
         cache=CacheFormat(scale_bits=0, step_tokens=16, bounds_windows=True),
         layer_bytes=_GRAPH_BYTES_A_LAYER,
         planned_rows=(_LOGIT_COPIES * layout.tensor - 1) * sequences,
     )
-    states = MemoryLoad(rank, recipe, "cuda", gpu_facts(layout), context, sequences, width, CHUNK_TOKENS)
-    estimate = predict(states, gathering)
     draft_bytes = 0
     if subject.draft is not None:
         draft_memory = rank_memory(ServerSubject(subject.draft, "", "", recipe), layout, load)
         draft_bytes = draft_memory.weights_bytes + draft_memory.kv_bytes + draft_memory.graph_bytes
     if subject.drafter is not None:
-        draft_bytes += head_server_bytes(subject.drafter, layout.tensor, context * sequences, width)
+        draft_bytes += subject.drafter.bytes(layout.tensor, context * sequences, width)
     return RankMemory(
-        weights_bytes=estimate.private_weights_bytes + _router_bytes(model, recipe, layout),
-        kv_bytes=estimate.kv_bytes,
-        activation_bytes=estimate.activation_bytes,
+        weights_bytes=total(terms, "private_weights_bytes") + _router_bytes(model, recipe, layout),
+        kv_bytes=total(terms, "kv_bytes"),
+        activation_bytes=total(terms, "activation_bytes"),
         graph_bytes=graphs,
-        runtime_bytes=estimate.runtime_bytes - graphs,
+        runtime_bytes=total(terms, "runtime_bytes") - graphs,
         draft_bytes=draft_bytes,
         adapter_bytes=adapters * adapter_bytes(rank, subject.adapter_rank, 16),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from edgekit.common import machine_facts as facts
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count, MachineNumber
+from edgekit.common.proc import ReadText, read_or_none
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,6 +116,37 @@ def _best_rate(tasks: Sequence[Callable[[], object]], work: int, limit_s: float)
             best_s = min(best_s, time.perf_counter() - start)
             rounds += 1
     return work / max(best_s, 1e-9)
+
+
+def last_cache_bytes(read: ReadText = read_or_none) -> int:
+    """Return the size of the first core's last-level cache; 32 MiB if it is not known."""
+    sizes = [_cache_size(read(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") or "") for index in range(5)]
+    return max(sizes) or 32 << 20
+
+
+def _cache_size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})([KMG]?)", text.strip())
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
+
+
+def physical_memory() -> int | None:
+    """Return the bytes of memory of this machine; None if the system does not say."""
+    if sys.platform == "win32":
+        return _windows_memory()
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+
+
+def _windows_memory() -> int | None:
+    import ctypes
+
+    library = getattr(ctypes, "windll", None)
+    amount_kib = ctypes.c_ulonglong()
+    if library is None or not library.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(amount_kib)):
+        return None
+    return amount_kib.value * 1024
 
 
 if __name__ == "__main__":

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgekit.common.files import disk_full, file_sha256, home, write_file
 from edgekit.common.parsing import MAX_TEXT_BYTES, read_bytes
 from edgekit.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from edgekit.model.source import SourceTensors
 
 # Files copied with the weights. Python files never are: edgekit does not run a model's own code.
 COMPANIONS = (
@@ -42,9 +39,9 @@ def companions(folder: Path) -> list[Path]:
     return present
 
 
-def source_hashes(folder: Path, tensors: SourceTensors) -> dict[str, str]:
+def source_hashes(folder: Path, weights: Iterable[Path]) -> dict[str, str]:
     """Return the hash of every file that neutral weights depend on; an unchanged file is not read again."""
-    files = [folder / "config.json", *companions(folder), *tensors.files.values()]
+    files = [folder / "config.json", *companions(folder), *weights]
     return {path.name: _remembered_hash(path) for path in files}
 
 
