@@ -21,10 +21,10 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, TargetFailed
 from edgekit.formats.gguf_types import TYPES
 from edgekit.formats.gguf_writer import TYPE_IDS, MetadataValue, write_gguf
+from edgekit.model.source_files import copy_companions
 from edgekit.quant.calibration import read_calibration
 from edgekit.quant.importance import mean_squares
 from edgekit.quant.neutral_gguf import model_metadata, written_tensors
-from edgekit.model.source_files import copy_companions
 from edgekit_llamacpp import library
 from edgekit_llamacpp.layout import MODELFILE, WEIGHTS
 from edgekit_llamacpp.tokens import stop_texts, tokenizer_metadata

@@ -20,8 +20,8 @@ from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.tensors import Tensor
 from edgekit.model.source_files import copy_companions
+from edgekit.model.tensors import Tensor
 from edgekit_mlx.config import mlx_config
 from edgekit_mlx.layout import (
     WEIGHTS,
