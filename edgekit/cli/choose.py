@@ -10,6 +10,7 @@ from pydantic import Field
 
 from edgekit.cli._console import console, draw
 from edgekit.cli._options import OwnProfiles, SomeFields, json_option, options
+from edgekit.cli._progress import progress_display
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile
 from edgekit.device.load import load_profile
@@ -48,7 +49,12 @@ def command(choice: ChooseOptions, request: PlanRequest, as_json: bool) -> None:
     table = known_models()
     tasks = {"chat", "code"} if choice.task is None else {choice.task}
     device = load_profile(choice.device, choice.profiles)
-    rows = [_row(model, choice, device, request) for model in table.models if tasks & set(model.tasks)]
+    known, rows = [model for model in table.models if tasks & set(model.tasks)], []
+    with progress_display() as progress:
+        for number, model in enumerate(known):
+            progress(number, len(known), f"planning: {model.id}")
+            rows.append(_row(model, choice, device, request))
+        progress(1, 1, "planning")
     rows.sort(key=lambda row: (row["needs_account"], -row["parameters"]))
     if as_json:
         click.echo(json.dumps({"checked": table.checked, "sources": table.sources, "models": rows}, indent=1))

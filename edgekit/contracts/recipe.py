@@ -222,9 +222,27 @@ def has_float_embedding(recipe: Recipe, model: ModelSpec) -> bool:
     return all(recipe.format_of(tensor).is_float for tensor in model.tensors() if tensor.role in ("embedding", "head"))
 
 
+class Alike(NamedTuple):
+    """Tensors of one role, shape and format: the first of them, and their number."""
+
+    tensor: Tensor
+    format: Format
+    number: int
+
+
+@lru_cache(maxsize=256)
+def tensors_alike(model: ModelSpec, recipe: Recipe) -> tuple[Alike, ...]:
+    """Return all tensors under a recipe, those that are alike together: a planner sums over them many times."""
+    found: dict[tuple[str, bool, tuple[int, ...], Format], list[Tensor]] = {}
+    for tensor in model.tensors():
+        key = (tensor.role, tensor.is_of_expert, tensor.shape, recipe.format_of(tensor))
+        found.setdefault(key, []).append(tensor)
+    return tuple(Alike(tensors[0], key[-1], len(tensors)) for key, tensors in found.items())
+
+
 def weight_bytes(model: ModelSpec, recipe: Recipe) -> int:
     """Return the bytes of the neutral weights of `model` under `recipe`."""
-    return sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in model.tensors())
+    return sum(each.number * each.format.bytes(each.tensor.shape) for each in tensors_alike(model, recipe))
 
 
 def bits_per_weight(model: ModelSpec, recipe: Recipe) -> float:
@@ -275,9 +293,9 @@ def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
         return None
     is_small = model.parameters < SMALL_MODEL
     bits = (recipe.small_model_linear_bits if is_small else None) or recipe.linear_bits_per_weight
-    linears = [tensor for tensor in model.tensors() if tensor.role == "linear"]
-    rest = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
-    return rest + int(sum(tensor.size for tensor in linears) * bits / 8)
+    linears = [each for each in tensors_alike(model, recipe) if each.tensor.role == "linear"]
+    rest = weight_bytes(model, recipe) - sum(each.number * each.format.bytes(each.tensor.shape) for each in linears)
+    return rest + int(sum(each.number * each.tensor.size for each in linears) * bits / 8)
 
 
 def needs_text(recipe: Recipe, model: ModelSpec) -> bool:

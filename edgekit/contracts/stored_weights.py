@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe, budget_bytes
+from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe, budget_bytes, tensors_alike
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
@@ -21,21 +21,21 @@ _IN_RECIPE = MemoryFacts(runtime_bytes=0, source="weights as a recipe has them, 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     """Return the bytes of the weights as a target stores them."""
-    by_rows = by_rows_bytes(model, recipe, facts)
-    stored = _stored(model, recipe, facts, layer_table(model).name if by_rows else None) + by_rows
+    stored = _stored(model, recipe, facts)
+    if by_rows := by_rows_bytes(model, recipe, facts):
+        table = layer_table(model)
+        stored += by_rows - tensor_bytes(table.shape, recipe.format_of(table), facts)
     budget = budget_bytes(recipe, model)
     if budget is None:
         return stored
     # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
-    return max(stored, budget + stored - _stored(model, recipe, _IN_RECIPE, None))
+    return max(stored, budget + stored - _stored(model, recipe, _IN_RECIPE))
 
 
 @lru_cache(maxsize=256)
-def _stored(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, left_out: str | None) -> int:
+def _stored(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     return sum(
-        tensor_bytes(tensor.shape, recipe.format_of(tensor), facts)
-        for tensor in model.tensors()
-        if tensor.name != left_out
+        each.number * tensor_bytes(each.tensor.shape, each.format, facts) for each in tensors_alike(model, recipe)
     )
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import Recipe, tensors_alike
 from edgekit.contracts.recurrent import recurrent_bytes
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.model.parts import Layer
@@ -69,19 +69,11 @@ def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) 
 
 def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
     """Return the share of the stored weights that a step of `tokens` decoded tokens reads."""
-    sizes = _sizes_by_shape(model, recipe)
-    return sum(size * _used(model, tensor, tokens) for tensor, size in sizes) / sum(size for _, size in sizes)
-
-
-@lru_cache(maxsize=256)
-def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
-    """Return one tensor of each role and shape, and the bytes of all tensors like it."""
-    sizes: dict[tuple[str, bool, tuple[int, ...]], tuple[Tensor, int]] = {}
-    for tensor in model.tensors():
-        key = (tensor.role, tensor.is_of_expert, tensor.shape)
-        first, size = sizes.get(key, (tensor, 0))
-        sizes[key] = (first, size + recipe.format_of(tensor).bytes(tensor.shape))
-    return tuple(sizes.values())
+    read, whole = 0.0, 0
+    for tensor, stored, count in tensors_alike(model, recipe):
+        size = count * stored.bytes(tensor.shape)
+        read, whole = read + size * _used(model, tensor, tokens), whole + size
+    return read / whole
 
 
 @lru_cache(maxsize=64)

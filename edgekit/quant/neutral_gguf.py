@@ -76,13 +76,7 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         return f"it ignores the window of {_narrowest(model)} tokens of phi3 models; plan a context within it"
     if found[1].model_type in _AS_WIDE and model.layers[0].head_dim * model.heads != model.hidden_size:
         return "llama.cpp takes queries of this family to be as wide as the hidden state; use another target"
-    if reason := _misfit(model, recipe):
-        return reason
-    try:
-        read = read_back(model, context)
-    except EdgekitError as error:
-        return f"the model is not written as GGUF: {error}"
-    return _difference(model, read, context)
+    return _misfit(model, recipe) or _difference(model, context)
 
 
 def model_metadata(model: ModelSpec, context: int) -> dict[str, MetadataValue]:
@@ -179,7 +173,6 @@ def row_order(model: ModelSpec, module: str) -> NDArray[np.intp] | None:
     return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).reshape(-1)
 
 
-@lru_cache(maxsize=64)
 def read_back(model: ModelSpec, context: int) -> ModelSpec:
     """Return the model that the metadata and the names of the file describe."""
     shapes = {gguf_name(model, tensor): tensor.shape for tensor in model.tensors()}
@@ -224,8 +217,13 @@ def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
     return None
 
 
-def _difference(model: ModelSpec, read: ModelSpec, context: int) -> str | None:
+@lru_cache(maxsize=64)
+def _difference(model: ModelSpec, context: int) -> str | None:
     """Return the first difference between the model and the one that llama.cpp would run; None if there is none."""
+    try:
+        read = read_back(model, context)
+    except EdgekitError as error:
+        return f"the model is not written as GGUF: {error}"
     for field in _FIELDS:
         ours, theirs = getattr(model, field), getattr(read, field)
         same = math.isclose(ours, theirs, rel_tol=1e-6) if isinstance(ours, float) and theirs else ours == theirs
