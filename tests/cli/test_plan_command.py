@@ -207,21 +207,21 @@ def test_the_shapes_of_a_known_model_give_its_published_size(model: KnownModel) 
 def test_the_largest_model_that_fits_comes_first_and_the_next_command_plans_it() -> None:
     found = choose("--device", "pixel-8", "--task", "code", "--json")
     assert found.exit_code == 0, found.output
-    rows = json.loads(found.output)["models"]
+    rows = json.loads(found.stdout)["models"]
     assert rows and all(row["task"] == "code" for row in rows)
     order = [(row["needs_account"], -row["parameters"]) for row in rows]
     assert order == sorted(order) and len(known_models().models) >= 40
     fitting = [row["model"] for row in rows if row["fits"]]
     assert 0 < len(fitting) < len(rows)  # 4 GiB for one app: not everything
-    fast = choose("--device", "pixel-8", "--task", "code", "--min-tokens-per-second", "20", "--all").output
+    fast = choose("--device", "pixel-8", "--task", "code", "--min-tokens-per-second", "20", "--all").stdout
     assert f"{fitting[0]}: no: " in fast and f"next: edgekit plan {fitting[-1]} --device pixel-8" in fast
 
 
 def test_models_for_embeddings_are_planned_on_the_target_that_gives_them() -> None:
-    rows = json.loads(choose("--task", "embed", "--device", "raspberry-pi-5-8gb", "--json").output)["models"]
+    rows = json.loads(choose("--task", "embed", "--device", "raspberry-pi-5-8gb", "--json").stdout)["models"]
     assert rows and all(row["task"] == "embed" and row["fits"] and row["as"].startswith("onnx") for row in rows)
-    shown = choose("--task", "embed", "--device", "raspberry-pi-5-8gb").output
+    shown = choose("--task", "embed", "--device", "raspberry-pi-5-8gb").stdout
     assert "--device raspberry-pi-5-8gb --target onnx" in shown
-    phone = choose("--task", "embed", "--device", "iphone-16-pro").output
+    phone = choose("--task", "embed", "--device", "iphone-16-pro").stdout
     assert f"0 of {len(rows)} known models fit" in phone and "next:" not in phone
     assert phone.startswith("iphone-16-pro: 2.79 GiB for one app (6 GiB with mapped"), "what plan allows"
