@@ -191,12 +191,6 @@ def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:
     assert "another model" in refused("demo-draft", "--plan", plan, "-o", tmp_path / "other")
 
 
-def test_an_existing_path_is_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert "exists already" in refused("demo", "--device", "this-cpu", "-o", tmp_path / "out")
-    assert not any((tmp_path / "out").iterdir())
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

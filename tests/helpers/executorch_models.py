@@ -93,9 +93,11 @@ def logits_in_order(made: Model, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     return in_pieces(in_order(decoder_of(made)), tokens, PIECES)
 
 
-def sealed_program(folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int) -> Artifact:
-    """A sealed artifact of two layers of a family, with a tokenizer."""
-    made = program(family, recipe, config={"vocab_size": vocabulary}, kv_bits=kv_bits)
+def sealed_program(
+    folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int, *, layers: int = 1
+) -> Artifact:
+    """A sealed artifact of a family, with a tokenizer."""
+    made = program(family, recipe, config={"vocab_size": vocabulary}, layers=layers, kv_bits=kv_bits)
     staging = staging_for(folder / "artifact", 1 << 24)
     shutil.copyfile(made.files / PROGRAM, staging / PROGRAM)
     write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
