@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import shapes
 from click.testing import CliRunner, Result
+from tiny_models import write_tiny
 
 pytest.importorskip("torch")
 
@@ -63,16 +64,16 @@ def test_without_text_weights_are_rounded_with_a_note(tmp_path: Path) -> None:
 def test_with_text_it_calibrates_and_prints_json_events(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call(
-        "quantize", "demo", "-r", "s4-g64", "--calibrate", "default",
-        "--bits-per-weight", 5.5, "--json", "-o", out,
+        "quantize", "demo-draft", "-r", "s4-g64", "--calibrate", "default",
+        "--bits-per-weight", 7, "--json", "-o", out,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     told = events(result.stdout)
     assert {event["event"] for event in told} == {"progress", "done"}
-    assert any("layer 3 (rounding error of the last one" in event.get("what", "") for event in told)
+    assert any("layer 1 (rounding error of the last one" in event.get("what", "") for event in told)
     done = told[-1]
     assert done["method"] == "gptq"
-    assert 5.2 < done["bits_per_weight"] <= 5.5
+    assert 6.6 < done["bits_per_weight"] <= 7
     assert "24 × 512 tokens" in done["calibration"]
     assert done["sha256"] == NeutralWeights.open(out).sha256
 
@@ -197,9 +198,9 @@ def test_inspect_shows_layers_formats_hashes_and_one_module(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_finished_layers_and_a_rerun_resumes(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out, model = tmp_path / "out", write_tiny(tmp_path / "tiny", layers=6)
     arguments = [
-        sys.executable, "-m", "edgekit", "quantize", "demo", "-r", "s4-g32", "--calibrate", "default", "--json",
+        sys.executable, "-m", "edgekit", "quantize", str(model), "-r", "s4-g32", "--calibrate", "default", "--json",
         "-o", str(out),
     ]  # fmt: skip
     environment = {**os.environ, "EDGEKIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}

@@ -36,7 +36,7 @@ UNSEEN = -1e30
 @pytest.fixture(scope="session")
 def made() -> dict[str, Model]:
     """The usual program, and two float programs."""
-    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3", "hunyuan")}}
+    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
@@ -92,7 +92,7 @@ def test_integer_program_is_close_to_torch(made: dict[str, Model]) -> None:
     ids=["groups and biases", "rows and biases", "norms of heads", "windows and another curve"],
 )
 def test_integer_program_equals_sums_in_order_bitwise(made: dict[str, Model], family: str, recipe: str) -> None:
-    built = made["qwen2"] if (family, recipe) == ("qwen2", "s4-g32") else program(family, recipe)
+    built = made["qwen2"] if (family, recipe) == ("qwen2", "s4-g32") else program(family, recipe, layers=1)
     engine = built.open()
     found = engine_logits(engine, TOKENS)
     engine.close()
