@@ -90,6 +90,7 @@ class Scheduler(RuleBasedStateMachine):
             return
         assert sum(self.budget.taken.values()) <= (self.budget.allowed_bytes or 0)
         found = self.runtime.metrics()
+        assert self.budget.taken.get("states", 0) == sum(state.bytes for state in self.engine.states)
         assert found.running <= 3 and found.states_bytes >= len(self.engine.states) * one_state()
         assert found.kv_tokens <= found.kv_capacity_tokens
 

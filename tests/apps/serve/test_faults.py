@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import socket
@@ -47,21 +46,6 @@ def test_an_answer_ends_when_its_client_leaves(stream: bool) -> None:
         eventually(lambda: served.service.metrics.disconnected == 1)
         assert served.runtime.metrics().finished == {"length": 1, "cancelled": 1}
         assert post(served, max_tokens=2).status_code == 200
-
-
-def test_waiting_requests_of_clients_that_left_never_run() -> None:
-    with serving({"slow": make_runtime(SlowEngine(0.02), sequences=1)}) as served:
-
-        async def flood() -> None:
-            async with httpx.AsyncClient() as client:
-                calls = [asyncio.create_task(client.post(chat_url(served), json=LONG)) for _ in range(12)]
-                await asyncio.sleep(0.5)
-                for call in calls:
-                    call.cancel()
-                await asyncio.gather(*calls, return_exceptions=True)
-
-        asyncio.run(flood())
-        eventually(lambda: is_idle(served), 5)
 
 
 def test_full_queue_refuses_at_once_with_a_retry_time() -> None:
