@@ -460,7 +460,7 @@ without_metal = pytest.mark.skipif(sys.platform == "darwin", reason="this machin
 
 def mac_plan(recipe: str) -> Plan:
     wish = PlanRequest(recipe=named_recipe(recipe), target="mlx", context=256)
-    return make_plans("demo", ["macbook-m4-16gb"], wish)[0]
+    return make_plans("demo-draft", ["macbook-m4-16gb"], wish)[0]
 
 
 def test_a_plan_for_metal_stays_as_it_is_where_metal_is() -> None:
@@ -488,6 +488,6 @@ def test_opening_an_artifact_for_a_mac_predicts_what_it_takes_here(tmp_path: Pat
 
 def test_float32_runs_on_the_cpu(tmp_path: Path) -> None:
     wish = PlanRequest(recipe=named_recipe("float32"), target="mlx", context=128)
-    plan = make_plans("demo", ["laptop-x86-8gb"], wish)[0]
+    plan = make_plans("demo-draft", ["laptop-x86-8gb"], wish)[0]
     assert (plan.backend, plan.recipe.name) == ("cpu", "float32")
     assert "logits within 2%" in export(plan, tmp_path / "float").manifest.self_check
