@@ -34,14 +34,14 @@ def usual() -> Model:
     return program("qwen2", exits=(1,))
 
 
-def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:
+def reference_logits(weights: NeutralWeights, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     """Logits [token, vocabulary] of the dequantised weights in float32."""
 
     def tensor(name: str) -> torch.Tensor:
         return torch.from_numpy(np.array(weights.tensor(name)))
 
     found: np.ndarray[Any, Any] = reference.logits(
-        weights.model, tensor, torch.tensor(list(tokens)), context_tokens=context
+        weights.model, tensor, torch.tensor(list(tokens)), context_tokens=SLOTS
     ).numpy()
     return found
 

@@ -44,11 +44,12 @@ def onnxruntime_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit_onnx.loading.open_graph", opened)
 
 
-def rewrite(files: Path, change: Change, name: str = "body-0-1.onnx") -> None:
+def rewrite(files: Path, change: Change) -> None:
     """Change a graph and seal the artifact again, as an attacker could."""
-    model = onnx.load_model(files / name, load_external_data=False)
+    path = files / "body-0-1.onnx"
+    model = onnx.load_model(path, load_external_data=False)
     change(model, files)
-    (files / name).write_bytes(model.SerializeToString())
+    path.write_bytes(model.SerializeToString())
 
 
 def external(graph: Graph) -> Any:
