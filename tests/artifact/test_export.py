@@ -44,7 +44,7 @@ from edgekit.testing import write_adapter
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.usefixtures("home")]
 
-QUICK = ("demo", "--effort", "quick")
+QUICK = ("demo-draft", "--effort", "quick")
 ASKED = (*QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o")
 
 GEMMA = GEMMA_3_1B | {
@@ -183,18 +183,12 @@ def test_an_artifact_names_no_folder_of_the_machine_that_made_it(
 
 def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    planned = ["plan", "demo", "--device", "laptop-x86-8gb", "--target", "onnx", "--recipe", "s8", "--context", "256"]
+    planned = ["plan", "demo-draft", "--device", "this-cpu", "--target", "onnx", "--recipe", "s8", "--context", "256"]
     assert CliRunner().invoke(command, [*planned, "-o", str(plan)]).exit_code == 0
     assert typed(*QUICK, "--plan", plan, "-o", tmp_path / "made").exit_code == 0
     assert open_artifact(tmp_path / "made").plan.context == 256
-    assert "leave out --prefer" in refused("demo", "--plan", plan, "--prefer", "speed", "-o", tmp_path / "other")
-    assert "another model" in refused("demo-draft", "--plan", plan, "-o", tmp_path / "other")
-
-
-def test_an_existing_path_is_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert "exists already" in refused("demo", "--device", "this-cpu", "-o", tmp_path / "out")
-    assert not any((tmp_path / "out").iterdir())
+    assert "leave out --prefer" in refused("demo-draft", "--plan", plan, "--prefer", "speed", "-o", tmp_path / "other")
+    assert "another model" in refused("demo", "--plan", plan, "-o", tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -228,13 +222,13 @@ def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_read(tmp_
 
 
 def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> None:
-    plan = make_plans("demo", ["laptop-x86-8gb"])[0].model_copy(update={"model_sha256": "0" * 64})
+    plan = make_plans("demo-draft", ["laptop-x86-8gb"])[0].model_copy(update={"model_sha256": "0" * 64})
     with pytest.raises(InvalidInput, match="plan again"):
         export(plan, tmp_path / "out")
 
 
 def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx", recipe=RECIPES["s8"]))[0]
+    plan = make_plans("demo-draft", ["laptop-x86-8gb"], PlanRequest(target="onnx", recipe=RECIPES["s8"]))[0]
     rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
     for module in ("self_check", "checked_reference"):
         monkeypatch.setattr(f"edgekit.artifact.{module}.reference_logits", lambda *_: rows)
@@ -375,7 +369,7 @@ def test_an_export_that_would_be_killed_is_refused_before_work(
     monkeypatch.setattr("edgekit.artifact.export_memory.free_memory", lambda: Free(bytes=100 << 20, source="a test"))
     for method, cure in (("gptq", "--effort quick"), ("rtn", "a larger machine")):
         with pytest.raises(DoesNotFit, match=rf"takes \d+ MiB .* 100 MiB are free \(a test\).*{cure}"):
-            edgekit.export("demo", tmp_path / "out", target="onnx", recipe="s4-g64", method=method)
+            edgekit.export("demo-draft", tmp_path / "out", target="onnx", recipe="s4-g64", method=method)
     assert not list(tmp_path.glob("out*")) and not (home / "weights").exists()
 
 

@@ -33,7 +33,7 @@ def test_optimum_lists_our_export_with_all_its_options() -> None:
 def test_optimum_makes_the_same_artifact_as_edgekit_export(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = optimum(
-        *("export", "edgekit", "--model", "demo", "--effort", "quick", "--device", "raspberry-pi-5-8gb"),
+        *("export", "edgekit", "--model", "demo-draft", "--effort", "quick", "--device", "raspberry-pi-5-8gb"),
         *("--target", "onnx", "--recipe", "s4-g64", "--context", "256", "-o", str(out)),
     )
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     for name in ("onnxruntime", "torch", "llguidance"):
         pytest.importorskip(name)
     cells = json.loads((DOCS / "tutorial.ipynb").read_text())["cells"]
-    printed = notebook.run(cells, tmp_path, lambda text: text.replace(HUB_ID, "demo"))
+    printed = notebook.run(cells, tmp_path, lambda text: text.replace(HUB_ID, "demo-draft"))
     assert "fits" in printed and re.search(r"title='.*' kind='(idea|task|reminder)'", printed)
 
 

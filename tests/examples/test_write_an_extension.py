@@ -84,7 +84,7 @@ def test_its_scorer_keeps_tokens_of_a_window(demo: Path) -> None:
 @pytest.mark.usefixtures("extension")
 def test_its_method_chooses_other_integers_than_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--calibrate", "default"]
-    asked = ["quantize", "demo", "-r", "s4-g64", "--store", tmp_path / "store"]
+    asked = ["quantize", "demo-draft", "-r", "s4-g64", "--store", tmp_path / "store"]
     assert typed(*asked, "--method", "weighted", *text, "-o", tmp_path / "weighted") == 0
     assert typed(*asked, "--method", "rtn", "-o", tmp_path / "nearest") == 0
     weighted, nearest = (edgekit.NeutralWeights.open(tmp_path / name) for name in ("weighted", "nearest"))

@@ -41,7 +41,7 @@ def tensor(name: str, sizes: list[int], type_id: int = 0, offset: int = 0) -> by
 KEY = files.text("k")
 BROKEN: dict[str, tuple[bytes, str]] = {
     "an empty file": (b"", "too few"),
-    "another format": (gguf_bytes({}, GOOD, magic=b"GGML"), "begins with b'GGML'"),
+    "another format": (b"GGML" + gguf_bytes({}, GOOD)[4:], "begins with b'GGML'"),
     "more tensors than may be": (raw(65_537, 0, b""), "65,537 tensors; at most 65,536"),
     "more keys than may be": (raw(0, 4_097, b""), "4,097 metadata keys; at most 4,096"),
     "2^63 tensors": (raw(1 << 63, 0, b""), "tensors; at most"),

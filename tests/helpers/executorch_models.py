@@ -34,14 +34,14 @@ def usual() -> Model:
     return program("qwen2", exits=(1,))
 
 
-def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:
+def reference_logits(weights: NeutralWeights, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     """Logits [token, vocabulary] of the dequantised weights in float32."""
 
     def tensor(name: str) -> torch.Tensor:
         return torch.from_numpy(np.array(weights.tensor(name)))
 
     found: np.ndarray[Any, Any] = reference.logits(
-        weights.model, tensor, torch.tensor(list(tokens)), context_tokens=context
+        weights.model, tensor, torch.tensor(list(tokens)), context_tokens=SLOTS
     ).numpy()
     return found
 
@@ -93,9 +93,11 @@ def logits_in_order(made: Model, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     return in_pieces(in_order(decoder_of(made)), tokens, PIECES)
 
 
-def sealed_program(folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int) -> Artifact:
-    """A sealed artifact of two layers of a family, with a tokenizer."""
-    made = program(family, recipe, config={"vocab_size": vocabulary}, kv_bits=kv_bits)
+def sealed_program(
+    folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int, *, layers: int = 1
+) -> Artifact:
+    """A sealed artifact of a family, with a tokenizer."""
+    made = program(family, recipe, config={"vocab_size": vocabulary}, layers=layers, kv_bits=kv_bits)
     staging = staging_for(folder / "artifact", 1 << 24)
     shutil.copyfile(made.files / PROGRAM, staging / PROGRAM)
     write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())

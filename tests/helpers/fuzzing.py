@@ -233,7 +233,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def fuzz(name: str, form: Fuzzed, count: int, seed: int, kept: Path, extra_bytes: int = MOST_EXTRA_BYTES) -> None:
+def fuzz(name: str, form: Fuzzed, count: int, seed: int, kept: Path, extra_bytes: int) -> None:
     """Read `count` damaged files and say what became of them.
 
     The process may map no more than the largest file and `extra_bytes` for a thousand files, so that an allocation

@@ -32,19 +32,18 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
-def write_bert(folder: Path, *, seed: int = 0, pooling: str | None = "mean", **changed: Any) -> Path:
-    """A folder as sentence-transformers has it; without `pooling`, as transformers alone has it."""
+def write_bert(folder: Path, **changed: Any) -> Path:
+    """A folder as sentence-transformers has it."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     tokenizer = wordpiece()
     config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), **(SMALL_BERT | changed))
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = transformers.BertModel(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
-    if pooling is not None:
-        write_modules(folder, pooling)
+    write_modules(folder, "mean")
     return folder
 
 

@@ -10,8 +10,6 @@ from unittest.mock import Mock
 import pytest
 from fake_artifacts import install, make_artifact
 from hypothesis import given, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from runtimes import codec
 
 import edgekit
 from edgekit.common.footprint import mapped_data_bytes
@@ -21,11 +19,8 @@ from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, RunConfig, admit, estimate_of
-from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import report
-from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.stream import Stream
-from edgekit.testing import FakeEngine, fake_model, fake_plan
+from edgekit.testing import fake_model, fake_plan
 
 PLAN: Plan = fake_plan(fake_model(vocabulary=300), context=4096)
 WANTED = RunConfig(
@@ -252,67 +247,3 @@ def test_free_memory_is_the_lowest_of_machine_and_cgroups(
     monkeypatch.setattr("platform.system", lambda: "Linux")
     found = free_memory(files.get)
     assert found is not None and found.bytes == expected
-
-
-class Admission(RuleBasedStateMachine):
-    """Requests are added, run, end and are cancelled with memory for two and a half states."""
-
-    STORAGE = KVCacheConfig(capacity_tokens=64, kv_bits=16)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.engine = FakeEngine(vocabulary=codec().vocabulary, max_states=6)
-        state_bytes = self.engine.state_bytes(self.STORAGE)
-        self.budget = MemoryBudget(state_bytes * 5 // 2)
-        self.runtime = Runtime(
-            self.engine, codec(), kv_config=self.STORAGE, policy=KVEvictionPolicy(), sequences=6, budget=self.budget,
-            prefix_bytes=state_bytes,
-        )  # fmt: skip
-        self.streams: list[Stream] = []
-
-    @rule(tokens=st.lists(st.integers(3, 60), min_size=1, max_size=40), most=st.integers(1, 20))
-    def ask(self, tokens: list[int], most: int) -> None:
-        self.streams.append(self.runtime.submit(tokens, max_tokens=most, ignore_eos=True))
-
-    @rule()
-    def step(self) -> None:
-        self.runtime.step()
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        if self.streams:
-            self.streams.pop(data.draw(st.integers(0, len(self.streams) - 1))).close()
-
-    @rule(data=st.data())
-    def read(self, data: st.DataObject) -> None:
-        if self.streams:
-            answer = self.streams.pop(data.draw(st.integers(0, len(self.streams) - 1))).answer()
-            assert answer.finish_reason in ("length", "stop")
-
-    @invariant()
-    def never_above_what_is_allowed(self) -> None:
-        allowed = self.budget.allowed_bytes
-        assert allowed is not None and sum(self.budget.taken.values()) <= allowed
-        held = sum(state.bytes for state in self.engine.states)
-        assert held == self.budget.taken.get("states", 0) <= allowed
-
-    def teardown(self) -> None:
-        for stream in self.streams:
-            stream.answer()
-        assert not self.engine.states and self.budget.taken.get("states", 0) == 0
-        self.runtime.close()
-
-
-TestAdmission = Admission.TestCase
-TestAdmission.settings = settings(deadline=None, max_examples=25, stateful_step_count=25)
-
-
-def test_request_whose_state_can_never_fit_is_refused() -> None:
-    engine = FakeEngine(vocabulary=codec().vocabulary)
-    storage = KVCacheConfig(capacity_tokens=64, kv_bits=16)
-    budget = MemoryBudget(engine.state_bytes(storage) - 1)
-    with Runtime(engine, codec(), kv_config=storage, policy=KVEvictionPolicy(), budget=budget) as runtime:
-        stream = runtime.submit([5, 6, 7], max_tokens=4)
-        with pytest.raises(DoesNotFit, match="a state of 64 tokens needs"):
-            stream.answer()
-        assert stream.generated_tokens == 0 and engine.forwards == 0

@@ -62,12 +62,6 @@ def test_every_draft_method_opens_and_keeps_the_text(tmp_path: Path, draft: str)
     assert (report.draft_bytes > 0) == ("path" in draft or "text" in draft)
 
 
-def test_draft_off_opens_no_drafting(tmp_path: Path) -> None:
-    made(tmp_path / "target")
-    with edgekit.open(tmp_path / "target", draft="off") as runtime:
-        assert runtime.speculation() is None
-
-
 @pytest.mark.parametrize("draft", ["nonsense", "auto:nonsense", "ngrams:text"])
 def test_invalid_draft_is_refused_before_the_target_is_loaded(tmp_path: Path, draft: str) -> None:
     made(tmp_path / "target")
@@ -213,17 +207,9 @@ def test_costs_are_measured_once_and_a_damaged_fact_is_measured_again(tmp_path: 
     assert {1, 2, 3, 4, 8, 16} <= set(calls)
     assert known_costs(Counting(), storage, "a" * 64).ratios() == first.ratios() and len(calls) == count
     (fact,) = (tmp_path / "home").rglob("forward-cost.json")
-    for damage in (
-        '{"seconds": {"1": -1.0}}',
-        '{"seconds": {"2": 1.0}}',
-        '{"seconds": 5}',
-        "[]",
-        '{"seconds": {"1": "x"}}',
-    ):
-        fact.write_text(damage)
-        count = len(calls)
-        known_costs(Counting(), storage, "a" * 64)
-        assert len(calls) > count
+    fact.write_text('{"seconds": {"1": -1.0}}')
+    known_costs(Counting(), storage, "a" * 64)
+    assert len(calls) > count
     engine = Counting(max_rewind=4)
     known_costs(engine, storage, None)
     assert engine.states == []

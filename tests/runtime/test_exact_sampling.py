@@ -164,21 +164,6 @@ def test_very_many_choices_are_exact(name: str) -> None:
             assert sampler.choose(scores, position) in winners_of(possible, temperature, 100 + place, position)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [0, 3, 5])
-def test_many_choices_from_real_logits_are_exact(row: int) -> None:
-    for place, temperature in enumerate((1e-7, 1e-4, 0.3, 0.8, 1.0, 1.5)):
-        for options in FILTERS.values():
-            sampler = Sampler(Sampling(temperature=temperature, seed=place, **options), REAL.shape[1])
-            try:
-                kept = exactly_kept(REAL[row], sampler.sampling)
-            except Unsure:
-                continue
-            possible = possible_winners(REAL[row], kept, temperature)
-            for position in range(10):
-                assert sampler.choose(REAL[row], position) in winners_of(possible, temperature, place, position)
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     vocabulary=st.sampled_from([4096, 4097, 20_000, 300_000]),
@@ -210,18 +195,6 @@ def test_at_a_small_temperature_the_likeliest_token_is_taken(options: dict[str, 
     assert sampler.choose(one, 0) == Sampler(Sampling(**options), len(one)).choose(one, 0)
 
 
-@pytest.mark.parametrize("size", [12, 5000], ids=["few tokens", "many tokens"])
-def test_equal_scores_are_drawn_evenly_at_every_temperature(size: int) -> None:
-    scores = np.full(size, 1.0, np.float32)
-    best = np.array([1, 5, 6, 10])
-    scores[best] = 2.5
-    for temperature in (5e-324, 1e-40, 1e-7, 0.01):
-        sampler = Sampler(Sampling(temperature=temperature, seed=1, top_p=0.99), size)
-        counts = np.bincount([sampler.choose(scores, place) for place in range(2000)], minlength=size)
-        assert_follows(counts[best], np.full(4, 0.25))
-        assert counts.sum() == counts[best].sum()
-
-
 @pytest.mark.parametrize("temperature", [1e-40, 1e-37, 1e-30, 1e-7, 1e-3, 100.0])
 @pytest.mark.parametrize("filler", [0, 5000], ids=["few tokens", "many tokens"])
 def test_distribution_is_the_softmax_at_the_temperature(temperature: float, filler: int) -> None:
@@ -232,18 +205,6 @@ def test_distribution_is_the_softmax_at_the_temperature(temperature: float, fill
     counts = np.bincount([sampler.choose(row, place) for place in range(6000)], minlength=len(row))
     assert counts[len(LOGITS) :].sum() == 0
     assert_follows(counts[: len(LOGITS)], chances / chances.sum())
-
-
-def test_choices_from_real_logits_follow_the_distribution() -> None:
-    row = REAL[3]  # of the eight the one with the most choice
-    sampler = Sampler(Sampling(temperature=0.8, top_p=0.95, seed=3), len(row))
-    kept = exactly_kept(row, sampler.sampling)
-    chances = np.exp(levels_of(row[kept], 0.8)).astype(np.float64)
-    order = np.argsort(-chances)
-    bins = np.minimum(np.arange(len(kept)), 30)
-    where = dict(zip(kept[order].tolist(), bins.tolist(), strict=True))
-    counts = np.bincount([where[sampler.choose(row, place)] for place in range(6000)], minlength=31)
-    assert_follows(counts, np.bincount(bins, chances[order] / chances.sum(), 31))
 
 
 @pytest.mark.parametrize("size", [40, 5000], ids=["few tokens", "many tokens"])

@@ -63,17 +63,6 @@ def test_a_dropped_runtime_leaves_no_process_and_no_descriptor() -> None:
     assert open_files() == descriptors
 
 
-def test_dropped_streams_release_their_states() -> None:
-    with make_runtime() as runtime:
-        streams = [runtime.stream("the cat", max_tokens=50) for _ in range(3)]
-        next(streams[0])
-        assert runtime.engine.states
-        streams.clear()
-        gc.collect()
-        runtime.step()
-        assert runtime.engine.states == []
-
-
 def test_a_stream_dropped_while_another_thread_has_the_lock_is_retired_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_runtime() as runtime:
         streams = [runtime.stream("the cat", max_tokens=50)]

@@ -34,10 +34,6 @@ def test_a_quantile_is_the_lowest_bound_that_covers_the_share(values: list[float
     assert (histogram.count, histogram.sum) == (len(values), sum(values))
 
 
-def test_a_histogram_without_values_has_no_quantile() -> None:
-    assert Histogram((1, 2)).quantile(0.5) is None
-
-
 def test_each_token_and_each_request_is_counted_once() -> None:
     engine = FakeEngine(vocabulary=codec().vocabulary)
     with make_runtime(engine) as runtime:

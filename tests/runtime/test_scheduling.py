@@ -90,6 +90,7 @@ class Scheduler(RuleBasedStateMachine):
             return
         assert sum(self.budget.taken.values()) <= (self.budget.allowed_bytes or 0)
         found = self.runtime.metrics()
+        assert self.budget.taken.get("states", 0) == sum(state.bytes for state in self.engine.states)
         assert found.running <= 3 and found.states_bytes >= len(self.engine.states) * one_state()
         assert found.kv_tokens <= found.kv_capacity_tokens
 
@@ -167,18 +168,6 @@ def test_decoding_waits_at_most_one_prefill_chunk() -> None:
             assert [stream.generated_tokens for stream in writing] == [count + step for count in before]
         assert engine.most <= 16 + 2
         assert all(stream.processed_tokens > 200 for stream in reading)
-
-
-def test_a_handle_can_be_read_with_async_for() -> None:
-    async def read() -> list[list[int]]:
-        async with edgekit.AsyncRuntime(make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT)) as runtime:
-
-            async def one(which: int) -> list[int]:
-                return [token async for piece in runtime.stream(PROMPTS[which], max_tokens=9) for token in piece.tokens]
-
-            return await asyncio.gather(*(one(which) for which in range(len(PROMPTS))))
-
-    assert asyncio.run(read()) == [list(alone(which, 9)) for which in range(len(PROMPTS))]
 
 
 def test_each_request_of_a_batch_has_its_own_cache_limits() -> None:

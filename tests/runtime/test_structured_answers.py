@@ -338,14 +338,6 @@ def test_a_format_that_nothing_matches_is_said_so(runtime, kind: str, text: str)
         runtime.generate("a", **{kind: text}, max_tokens=5)
 
 
-@pytest.mark.parametrize(
-    "shape", [{"regex": r"\b(up|down)\b"}, {"schema": {"pattern": r"^\b(up|down)$", "type": "string"}}]
-)
-def test_word_boundaries_are_refused_by_name(runtime, shape: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=r"word boundaries \(\\b\) are not offered; leave them out"):
-        runtime.generate("a", **shape, max_tokens=20)
-
-
 def test_a_boundary_in_a_grammar_is_refused_by_name(runtime) -> None:
     with pytest.raises(InvalidInput, match=r"a grammar cannot have \\b and \\B"):
         runtime.generate("a", grammar=r"start: /\bfoo/", max_tokens=5)

@@ -101,7 +101,7 @@ def test_the_command_prints_the_same_bytes_each_time(tmp_path: Path) -> None:
 def test_an_export_holds_its_bill_and_card(tmp_path: Path, validator: Any) -> None:
     pytest.importorskip("onnxruntime")
     out = tmp_path / "demo"
-    words = ["export", "demo", "--target", "onnx", "--effort", "quick", "--with-bom", "-o", str(out)]
+    words = ["export", "demo-draft", "--target", "onnx", "--effort", "quick", "--with-bom", "-o", str(out)]
     done = CliRunner().invoke(command, words)
     assert done.exit_code == 0, done.output
     artifact = read_manifest(out)

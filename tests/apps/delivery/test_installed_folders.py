@@ -112,9 +112,9 @@ def pulled(server: SiteServer, app: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_an_update_with_an_adapter_fetches_only_the_adapter(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
+    adapter = write_adapter(tmp_path / "tone", open_source("demo-draft").spec, rank=4)
     adapter_bytes = sum(path.stat().st_size for path in adapter.iterdir())
-    export = ["export", "demo", "--target", "onnx", "--context", 256, "--adapter-rank", 4, "--effort", "quick"]
+    export = ["export", "demo-draft", "--target", "onnx", "--context", 256, "--adapter-rank", 4, "--effort", "quick"]
     typed(*export, "-o", tmp_path / "base")
     typed(*export, "--adapter", f"tone={adapter}", "-o", tmp_path / "with-tone")
     app = tmp_path / "app"
@@ -133,9 +133,8 @@ def test_an_update_with_an_adapter_fetches_only_the_adapter(tmp_path: Path) -> N
     assert answers[1] == answers[2] != answers[0]
     refused = CliRunner().invoke(command, ["run", str(app), PROMPT, "--raw", "--adapter", "tune"])
     assert "did you mean tone" in str(refused.exception)
-    beyond = CliRunner().invoke(
-        command, ["export", "demo", "--target", "onnx", "--adapter", f"tone={adapter}", "-o", str(tmp_path / "none")]
-    )
+    words = ["export", "demo-draft", "--target", "onnx", "--adapter", f"tone={adapter}", "-o", str(tmp_path / "none")]
+    beyond = CliRunner().invoke(command, words)
     assert "export it again with --adapter-rank 4" in str(beyond.exception) and not (tmp_path / "none").exists()
 
 

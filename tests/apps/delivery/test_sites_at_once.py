@@ -65,18 +65,6 @@ def test_two_publishes_at_once_keep_both_releases(tmp_path: Path) -> None:
     assert sorted(path.name for path in site.iterdir()) == ["files", "index.json"]
 
 
-def test_a_withdrawal_waits_for_a_publish_and_keeps_its_release(tmp_path: Path) -> None:
-    site, artifact = tmp_path / "site", make_artifact(tmp_path / "artifact")
-    publish([artifact], site, release="1")
-    waited = _at_once(
-        _publish(site, make_artifact(tmp_path / "other", context=256), "2"),
-        lambda progress: withdraw(site, release="1", progress=progress),
-    )
-    index = read_site(site)
-    assert index.sequence == 3 and len(waited) == 1
-    assert [(each.name, each.withdrawn) for each in index.channel("stable")] == [("1", True), ("2", False)]
-
-
 def _publish_without_end(site: Path, artifact: Path, begun: Path) -> None:
     def pause(done: float, total: float, what: str) -> None:
         begun.touch()

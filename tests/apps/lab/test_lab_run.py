@@ -166,15 +166,6 @@ def test_a_result_that_is_delivered_twice_counts_once(store: LabStore, tmp_path:
     assert store.states(run, "device-0") == {"done": 1, "waiting": 3}
 
 
-def test_a_clock_that_jumps_changes_nothing(store: LabStore, tmp_path: Path) -> None:
-    ticks = count()
-    jumping = Clock(now=lambda: 1e9 * (-1) ** next(ticks), back_off_s=0.0)
-    lab = lab_of(tmp_path, 2)
-    run = begun(store, lab)
-    run_lab(lab, store, run, fakes(lab), clock=jumping)
-    complete(store, run)
-
-
 def test_ctrl_c_stops_the_devices_and_the_run_can_be_resumed(store: LabStore, tmp_path: Path) -> None:
     def waiting(device: FakeDevice, call: int) -> None:
         if call == 2:

@@ -111,12 +111,13 @@ def runner() -> Runner:
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
     """A quantised artifact, the same with an 8-bit cache, and a float one with windows in some layers."""
     found = {}
-    for name, family, recipe, kv_bits in (
-        ("qwen2", "qwen2", "s4-g32", 32),
-        ("narrow", "qwen2", "s4-g32", 8),
-        ("gemma3", "gemma3", "float32", 32),
+    for name, family, recipe, kv_bits, layers in (
+        ("qwen2", "qwen2", "s4-g32", 32, 1),
+        ("narrow", "qwen2", "s4-g32", 8, 1),
+        ("gemma3", "gemma3", "float32", 32, 2),
     ):
-        found[name] = sealed_program(tmp_path_factory.mktemp(name), family, recipe, VOCABULARY, kv_bits)
+        place = tmp_path_factory.mktemp(name)
+        found[name] = sealed_program(place, family, recipe, VOCABULARY, kv_bits, layers=layers)
     return found
 
 

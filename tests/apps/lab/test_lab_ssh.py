@@ -17,7 +17,6 @@ from measured import fake, install_fake
 from ssh_hosts import Host, answering, needs_ssh, servers
 
 from edgekit.apps.lab.devices import DeviceSpec, connect
-from edgekit.apps.lab.report import exit_code, rows_of
 from edgekit.apps.lab.run import run_lab
 from edgekit.apps.lab.ssh import SshDevice
 from edgekit.apps.lab.store import LabStore
@@ -31,26 +30,6 @@ pytestmark = [pytest.mark.slow, needs_ssh]
 def start(tmp_path: Path) -> Iterator[Callable[[], Host]]:
     with servers(tmp_path) as begin:
         yield begin
-
-
-def test_three_hosts_work_at_once_and_are_complete(start: Callable[[], Host], tmp_path: Path) -> None:
-    hosts = [start() for _ in range(3)]
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    # Each waits until all three are at work, which none of them would ever be in a lab that takes turns.
-    together = (
-        f"open({str(marks)!r} + '/' + sys.argv[0].split('/')[-2], 'w').close()\n"
-        f"while len(os.listdir({str(marks)!r})) < 3: time.sleep(0.02)"
-    )
-    specs = [host.spec(f"host-{place}", python=answering(host.home, together)) for place, host in enumerate(hosts)]
-    lab = lab_of(tmp_path, 3)
-    lab = lab.model_copy(update={"devices": tuple(specs)})
-    with LabStore(tmp_path / "lab.sqlite") as store:
-        run = begun(store, lab)
-        run_lab(lab, store, run, {spec.name: connect(spec) for spec in specs}, clock=QUICK)
-        rows = list(rows_of(store, run))
-        assert all(attempt.outcome == "measured" for attempt in store.attempts(run))
-    assert len(rows) == 12 and exit_code(rows) == 0
 
 
 def test_a_real_measurement_is_returned(
@@ -133,9 +112,8 @@ def test_a_partial_file_of_another_content_is_removed(start: Callable[[], Host],
         ("time.sleep(600)", DeviceUnreachable, "lost"),
         ("sys.exit('edgekit: no such thing')", WorkloadFailed, "no such thing"),
         ("sys.exit(print('{}'))", WorkloadFailed, "no measurement"),
-        ("sys.exit(print('x' * 100))", WorkloadFailed, "no measurement"),
     ],
-    ids=["killed", "stopped", "slow", "refused", "wrong output", "no JSON"],
+    ids=["killed", "stopped", "slow", "refused", "wrong output"],
 )
 def test_remote_failures_are_reported(
     start: Callable[[], Host], tmp_path: Path, before: str, error: type[Exception], said: str

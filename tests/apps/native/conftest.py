@@ -54,6 +54,12 @@ def narrow_artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path
 
 
 @pytest.fixture(scope="session")
+def of_bits(demo_artifact: Path, narrow_artifacts: dict[int, Path]) -> dict[int, Path]:
+    """The demo by the bits of its cache."""
+    return {32: demo_artifact, **narrow_artifacts}
+
+
+@pytest.fixture(scope="session")
 def model(library: NativeLibrary, demo_artifact: Path) -> Iterator[NativeModel]:
     opened = library.open(demo_artifact)
     yield opened

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +17,12 @@ pytest.importorskip("executorch")
 from click.testing import CliRunner
 from executorch_models import sealed_program
 from executorch_wheel import attention_library, installed_folder
-from native_answers import native_answers
+from native_answers import native_answers, with_plan, with_window
 
 import edgekit
 from edgekit.apps.native.build import build, missing
 from edgekit.apps.native.library import NativeLibrary
 from edgekit.cli import command
-from edgekit.common.sealed_json import add_seal
 from edgekit.errors import InvalidInput, TargetMissing
 
 pytestmark = [
@@ -51,17 +49,6 @@ def with_executorch() -> Path:
 @pytest.fixture(scope="module", params=[32, 8])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sealed_program(tmp_path_factory.mktemp("program"), "qwen2", "s4-g32", 512, request.param).folder
-
-
-def windowed(artifact: Path, folder: Path) -> Path:
-    """A copy of the artifact with a window in its plan."""
-    shutil.copytree(artifact, folder)
-    value = json.loads((artifact / "manifest.json").read_bytes())
-    del value["seal"]
-    value["plan"]["cache"] = WINDOW
-    value["plan"]["storage"]["capacity_tokens"] = WINDOW["window"]
-    (folder / "manifest.json").write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
-    return folder
 
 
 def compare(library: Path, artifact: Path, ways: tuple[dict[str, Any], ...] = WAYS[:1], *, exact: bool = False) -> int:
@@ -99,7 +86,7 @@ def test_exact_texts_do_not_depend_on_drafts_or_prefixes(with_executorch: Path, 
 
 def test_windows_evict_where_python_evicts(with_executorch: Path, program: Path, tmp_path: Path) -> None:
     """Keys of 8 bits are rotated back as floats and quantised again."""
-    compare(with_executorch, windowed(program, tmp_path / "windowed"), exact=True)
+    compare(with_executorch, with_window(program, tmp_path / "windowed", **WINDOW), exact=True)
 
 
 @pytest.mark.usefixtures("with_executorch")
@@ -153,11 +140,6 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_program_that_is_not_the_plans_is_refused(
     with_executorch: Path, program: Path, tmp_path: Path, name: str
 ) -> None:
-    folder = tmp_path / "changed"
-    shutil.copytree(program, folder)
-    value = json.loads((folder / "manifest.json").read_bytes())
-    del value["seal"]
-    DAMAGE[name](value["plan"])
-    (folder / "manifest.json").write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+    folder = with_plan(program, tmp_path / "changed", DAMAGE[name])
     with pytest.raises(AssertionError, match="its program is not the one of its plan"):
         native_answers(with_executorch, folder, [])

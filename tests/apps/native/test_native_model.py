@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 from exported_demo import export_demo
 from fake_artifacts import make_artifact
-from native_answers import tokens_of
+from manifests import change_manifest
+from native_answers import REPEATED, tokens_of, with_plan
 
 import edgekit
 from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.footprint import footprint
-from edgekit.common.sealed_json import add_seal
 from edgekit.errors import EdgekitError, InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
-REPEATED = "".join(f"self.value_{number} = {number % 3}\n" for number in (1, 2, 3, 1, 2, 3, 1, 2))
 SAMPLED: tuple[dict[str, float], ...] = (
     {"temperature": 0.8},
     {"temperature": 1.0, "top_k": 40},
@@ -211,22 +209,14 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def reseal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a manifest as an attacker would."""
-    value = json.loads(path.read_bytes())
-    del value["seal"]
-    change(value)
-    path.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
-
-
 def renamed(name: str) -> Callable[[dict[str, Any]], None]:
     return lambda value: value["files"].update({name: value["files"].pop("head.onnx")})
 
 
 def chunked(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
     """Change the chunks of the weights in the manifest."""
-    return lambda folder: reseal(
-        folder / "manifest.json", lambda value: change(value["files"]["weights.bin"]["chunks"]) and None
+    return lambda folder: change_manifest(
+        folder / "manifest.json", lambda value: change(value["files"]["weights.bin"]["chunks"])
     )
 
 
@@ -242,24 +232,26 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a link": lambda folder: (folder / "head.onnx").symlink_to((folder / "head.onnx").rename(folder.parent / "h")),
     "a pipe": lambda folder: os.mkfifo(folder / "pipe"),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
-    "a manifest of the future": lambda folder: reseal(folder / "manifest.json", lambda value: value.update(version=99)),
-    "no version": lambda folder: reseal(folder / "manifest.json", lambda value: value.pop("version")),
-    "a name outside": lambda folder: reseal(folder / "manifest.json", renamed("../head.onnx")),
-    "an absolute name": lambda folder: reseal(folder / "manifest.json", renamed("/etc/passwd")),
-    "a name with a hidden word": lambda folder: reseal(folder / "manifest.json", renamed("a/.b")),
+    "a manifest of the future": lambda folder: change_manifest(
+        folder / "manifest.json", lambda value: value.update(version=99)
+    ),
+    "no version": lambda folder: change_manifest(folder / "manifest.json", lambda value: value.pop("version")),
+    "a name outside": lambda folder: change_manifest(folder / "manifest.json", renamed("../head.onnx")),
+    "an absolute name": lambda folder: change_manifest(folder / "manifest.json", renamed("/etc/passwd")),
+    "a name with a hidden word": lambda folder: change_manifest(folder / "manifest.json", renamed("a/.b")),
     "chunks that leave a gap": chunked(lambda chunks: chunks.pop(1)),
     "chunks of other sizes": chunked(lambda chunks: chunks[0].update(bytes=chunks[0]["bytes"] + 1)),
     "an empty chunk": chunked(lambda chunks: chunks.append({"bytes": 0, "sha256": "0" * 64})),
-    "chunks that are null": lambda folder: reseal(
+    "chunks that are null": lambda folder: change_manifest(
         folder / "manifest.json", lambda value: value["files"]["weights.bin"].update(chunks=None)
     ),
     "a chunk without a hash": chunked(lambda chunks: chunks[0].pop("sha256")),
     "a chunk with an unknown member": chunked(lambda chunks: chunks[0].update(url="x")),
-    "a file with an unknown member": lambda folder: reseal(
+    "a file with an unknown member": lambda folder: change_manifest(
         folder / "manifest.json", lambda value: value["files"]["head.onnx"].update(url="x")
     ),
-    "an unknown member": lambda folder: reseal(folder / "manifest.json", lambda value: value.update(more=1)),
-    "the manifest itself": lambda folder: reseal(folder / "manifest.json", renamed("manifest.json")),
+    "an unknown member": lambda folder: change_manifest(folder / "manifest.json", lambda value: value.update(more=1)),
+    "the manifest itself": lambda folder: change_manifest(folder / "manifest.json", renamed("manifest.json")),
 }  # fmt: skip
 
 
@@ -316,9 +308,7 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
 def test_a_plan_that_is_not_supported_is_refused_by_name(
     library: NativeLibrary, demo_artifact: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(demo_artifact, folder)
-    reseal(folder / "manifest.json", lambda value: change(value["plan"]))
+    folder = with_plan(demo_artifact, tmp_path / "copy", change)
     with pytest.raises(InvalidInput, match=reason) as caught:
         library.open(folder).generate([1, 2, 3])
     assert "\n" not in str(caught.value)

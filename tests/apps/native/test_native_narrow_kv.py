@@ -5,89 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from edgekit_onnx.float16_kv import with_halves
 from edgekit_onnx.int8_kv import with_steps
+from manifests import change_manifest
 from narrow_graphs import compiled
-from native_answers import tokens_of
+from native_answers import compare, with_plan
 
 import edgekit
-from edgekit.apps.native.library import NativeLibrary, NativeModel
+from edgekit.apps.native.library import NativeLibrary
 from edgekit.common.files import file_sha256
-from edgekit.common.sealed_json import add_seal
 from edgekit.errors import InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 BITS = (16, 8)
 STEPS = "kv-steps.safetensors"
-WINDOW = {"window": 64, "sinks": 4, "block": 9}
-REPEATED = "".join(f"self.value_{number} = {number % 3}\n" for number in (1, 2, 3, 1, 2, 3, 1, 2))
-# The last has several pieces of 64 tokens, which attend at once to a cache of 16 bits, and a piece of another size.
-PROMPTS = (
-    "import numpy as np", "class Größe 🙂:", REPEATED,
-    "\n".join(f"value_{number} = {number * number}" for number in range(40)),
-)  # fmt: skip
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.9, "top_p": 0.95},
-    {"temperature": 0.0, "stop": ["= 9", "def"]},
-)
-
-
-def with_window(plan: dict[str, Any]) -> None:
-    plan["cache"] = WINDOW
-    plan["storage"]["capacity_tokens"] = WINDOW["window"]
-
-
-def changed(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of the artifact with a changed plan, and with the sizes and hashes that its files have."""
-    shutil.copytree(artifact, folder, dirs_exist_ok=folder.exists())
-    reseal(folder, change)
-    return folder
-
-
-def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda plan: None) -> None:
-    value = json.loads((folder / "manifest.json").read_bytes())
-    del value["seal"]
-    change(value["plan"])
-    for name in list(value["files"]):
-        path = folder / name
-        if not path.exists():
-            del value["files"][name]
-        elif name == STEPS:
-            value["files"][name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    (folder / "manifest.json").write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
-
-
-@pytest.fixture(scope="module", params=BITS)
-def artifact(request: pytest.FixtureRequest, narrow_artifacts: dict[int, Path]) -> Path:
-    return narrow_artifacts[request.param]
-
-
-@pytest.fixture(scope="module")
-def windowed(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return changed(artifact, tmp_path_factory.mktemp("windows") / "windowed.edgekit", with_window)
-
-
-@pytest.fixture(scope="module")
-def model(library: NativeLibrary, artifact: Path) -> Iterator[NativeModel]:
-    opened = library.open(artifact)
-    yield opened
-    opened.close()
-
-
-def compare(model: NativeModel, runtime: edgekit.Runtime, max_tokens: int, **more: float) -> None:
-    for seed, prompt in enumerate(PROMPTS):
-        for options in OPTIONS:
-            asked = {**options, "max_tokens": max_tokens, "seed": seed}
-            native = model.generate(tokens_of(model, prompt), ignores_ends=True, **asked, **more)
-            python = runtime.generate(prompt, ignore_eos=True, **asked)
-            assert (native.text, native.tokens) == (python.text, python.tokens), (prompt, asked, more)
-            assert native.finish_reason == python.finish_reason
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -103,38 +39,12 @@ def test_graphs_are_those_that_python_derives(demo_artifact: Path, tmp_path: Pat
     assert native != onnx.ModelProto.FromString(graph)
 
 
-def test_texts_are_those_of_python(model: NativeModel, artifact: Path) -> None:
-    with edgekit.open(artifact, draft="off", prefixes=0) as runtime:
+@pytest.mark.parametrize("bits", BITS)
+def test_texts_are_those_of_python(library: NativeLibrary, narrow_artifacts: dict[int, Path], bits: int) -> None:
+    model = library.open(narrow_artifacts[bits])
+    with edgekit.open(narrow_artifacts[bits], draft="off", prefixes=0) as runtime:
         compare(model, runtime, 48)
-
-
-def test_texts_are_those_of_python_through_many_evictions(library: NativeLibrary, windowed: Path) -> None:
-    model = library.open(windowed)
-    with edgekit.open(windowed, draft="off", prefixes=0) as runtime:
-        compare(model, runtime, 90)
-        assert runtime.metrics().evictions > 30
     model.close()
-
-
-@pytest.mark.parametrize("is_windowed", [False, True])
-def test_exact_texts_do_not_depend_on_drafts_or_prefixes(
-    library: NativeLibrary,
-    narrow_artifacts: dict[int, Path],
-    tmp_path: Path,
-    open_exact: Callable[[Path], edgekit.Runtime],
-    is_windowed: bool,
-) -> None:
-    place = narrow_artifacts[8]
-    if is_windowed:
-        place = changed(place, tmp_path / "windowed", with_window)
-    model, accepted = library.open(place, exact=True), 0
-    with open_exact(place) as runtime:
-        for more in ({}, {"draft_tokens": 6}, {"reuses_prefix": 1}, {"draft_tokens": 3, "reuses_prefix": 1}):
-            compare(model, runtime, 40, **more)
-        for draft in (0, 6):
-            accepted += model.generate(tokens_of(model, REPEATED), max_tokens=40, draft_tokens=draft).accepted_tokens
-    model.close()
-    assert accepted > 5
 
 
 def test_exact_mode_is_refused_with_16_bits(library: NativeLibrary, narrow_artifacts: dict[int, Path]) -> None:
@@ -148,7 +58,7 @@ def test_exact_mode_of_wide_heads_needs_8_bits(library: NativeLibrary, demo_arti
             layer["head_dim"] = 256
 
     with pytest.raises(InvalidInput, match="a cache of 8 bits for heads of 256 values"):
-        library.open(changed(demo_artifact, tmp_path / "wide", change), exact=True)
+        library.open(with_plan(demo_artifact, tmp_path / "wide", change), exact=True)
 
 
 def with_header(**fields: object) -> Callable[[bytes], bytes]:
@@ -184,7 +94,13 @@ def test_steps_that_are_damaged_or_missing_are_refused(
     (folder / STEPS).unlink()
     if data is not None:
         (folder / STEPS).write_bytes(data)
-    reseal(folder)
+
+    def reseal(manifest: dict[str, Any]) -> None:
+        del manifest["files"][STEPS]
+        if data is not None:
+            manifest["files"][STEPS] = {"bytes": len(data), "sha256": file_sha256(folder / STEPS)}
+
+    change_manifest(folder / "manifest.json", reseal)
     with pytest.raises(InvalidInput, match=f"{STEPS}.*export the artifact again") as caught:
         library.open(folder)
     assert "\n" not in str(caught.value)

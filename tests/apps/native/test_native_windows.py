@@ -2,85 +2,59 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import change_manifest
-from native_answers import tokens_of
+from native_answers import PROMPTS, compare, tokens_of, with_plan, with_window
 from runtimes import refusal
 
 import edgekit
-from edgekit.apps.native.library import NativeLibrary, NativeModel
+from edgekit.apps.native.library import NativeLibrary
 from edgekit.errors import InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 WINDOW = {"window": 64, "sinks": 4, "block": 9}
-REPEATED = "".join(f"self.value_{number} = {number % 3}\n" for number in (1, 2, 3, 1, 2, 3, 1, 2))
-PROMPTS = ("import numpy as np", "\n".join(f"value_{number} = {number * number}" for number in range(40)), REPEATED)
-
-
-def with_plan(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of the artifact with a changed plan."""
-    shutil.copytree(artifact, folder)
-    change_manifest(folder / "manifest.json", lambda manifest: change(manifest["plan"]))
-    return folder
+LONG = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def artifact(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def change(plan: dict[str, Any]) -> None:
-        plan["cache"] = WINDOW
-        plan["storage"]["capacity_tokens"] = WINDOW["window"]
-
-    return with_plan(demo_artifact, tmp_path_factory.mktemp("windows") / "windowed.edgekit", change)
+    return with_window(demo_artifact, tmp_path_factory.mktemp("windows") / "windowed.edgekit", **WINDOW)
 
 
-@pytest.fixture(scope="module")
-def windowed(library: NativeLibrary, artifact: Path) -> Iterator[NativeModel]:
-    opened = library.open(artifact)
-    yield opened
-    opened.close()
-
-
-def test_texts_are_those_of_python_through_many_evictions(windowed: NativeModel, artifact: Path) -> None:
-    with edgekit.open(artifact, draft="off", prefixes=0) as runtime:
-        for seed, prompt in enumerate(PROMPTS):
-            tokens = tokens_of(windowed, prompt)
-            for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95}, {"stop": ["= 9", "def"]}):
-                asked = {"temperature": 0.0, **options, "max_tokens": 90, "seed": seed}
-                native = windowed.generate(tokens, ignores_ends=True, **asked)
-                python = runtime.generate(prompt, ignore_eos=True, **asked)
-                assert (native.text, native.tokens) == (python.text, python.tokens), (prompt, options)
-                assert native.finish_reason == python.finish_reason
-        assert runtime.metrics().evictions > 30
-
-
-def test_exact_texts_do_not_depend_on_drafts_or_prefixes(
-    library: NativeLibrary, artifact: Path, open_exact: Callable[[Path], edgekit.Runtime]
+@pytest.mark.parametrize("bits", [32, pytest.param(16, marks=LONG), 8])
+def test_texts_are_those_of_python_through_many_evictions(
+    library: NativeLibrary, of_bits: dict[int, Path], tmp_path: Path, bits: int
 ) -> None:
-    runtime = open_exact(artifact)
-    model = library.open(artifact, exact=True)
-    accepted = cached = 0
-    with runtime:
-        for seed, prompt in enumerate((*PROMPTS, PROMPTS[0] + "\nimport", REPEATED[:200])):
-            tokens = tokens_of(model, prompt)
-            for options in ({"temperature": 0.0}, {"temperature": 0.7, "top_k": 20}):
-                asked = {**options, "max_tokens": 40, "seed": seed}
-                python = runtime.generate(prompt, ignore_eos=True, **asked)
-                for more in ({}, {"draft_tokens": 6}, {"reuses_prefix": 1}, {"draft_tokens": 3, "reuses_prefix": 1}):
-                    model.generate(tokens[:40], max_tokens=3)  # nothing is evicted, so a prefix can be reused
-                    native = model.generate(tokens, ignores_ends=True, **asked, **more)
-                    assert (native.text, native.tokens) == (python.text, python.tokens), (prompt, options, more)
-                    accepted, cached = accepted + native.accepted_tokens, cached + native.cached_tokens
+    place = with_window(of_bits[bits], tmp_path / "windowed", **WINDOW)
+    model = library.open(place)
+    with edgekit.open(place, draft="off", prefixes=0) as runtime:
+        compare(model, runtime, 90)
+        assert runtime.metrics().evictions > 30
+    model.close()
+
+
+@pytest.mark.parametrize(("bits", "is_windowed"), [(32, True), (8, True), pytest.param(8, False, marks=LONG)])
+def test_exact_texts_do_not_depend_on_drafts_or_prefixes(
+    library: NativeLibrary, of_bits: dict[int, Path], open_exact: Callable[[Path], edgekit.Runtime], tmp_path: Path,
+    bits: int, is_windowed: bool,
+) -> None:  # fmt: skip
+    place = with_window(of_bits[bits], tmp_path / "windowed", **WINDOW) if is_windowed else of_bits[bits]
+    model, accepted, cached = library.open(place, exact=True), 0, 0
+    with open_exact(place) as runtime:
+        for more in ({}, {"draft_tokens": 6}, {"reuses_prefix": 1}, {"draft_tokens": 3, "reuses_prefix": 1}):
+            found = compare(model, runtime, 40, **more)
+            accepted, cached = accepted + found[0], cached + found[1]
     model.close()
     assert accepted > 20 and cached > 100
 
 
-def test_an_answer_without_a_limit_is_as_long_as_in_python(windowed: NativeModel, artifact: Path) -> None:
-    native = windowed.generate(tokens_of(windowed, PROMPTS[0]), ignores_ends=True)
+def test_an_answer_without_a_limit_is_as_long_as_in_python(library: NativeLibrary, artifact: Path) -> None:
+    model = library.open(artifact)
+    native = model.generate(tokens_of(model, PROMPTS[0]), ignores_ends=True)
+    model.close()
     with edgekit.open(artifact, draft="off", prefixes=0) as runtime:
         assert native.tokens == runtime.generate(PROMPTS[0], ignore_eos=True, temperature=0).tokens
     assert len(native.tokens) == WINDOW["window"] and native.finish_reason == "length"
@@ -130,6 +104,6 @@ def test_keys_are_rotated_back_by_the_frequencies_of_each_rope(
     model, kept = library.open(changed), []
     assert refusal(lambda: kept.append(edgekit.open(changed, draft="off", prefixes=0))) is None
     with kept[0] as runtime:
-        native = model.generate(tokens_of(model, PROMPTS[1]), max_tokens=100, ignores_ends=True)
-        assert native.text == runtime.generate(PROMPTS[1], max_tokens=100, ignore_eos=True, temperature=0).text
+        native = model.generate(tokens_of(model, PROMPTS[3]), max_tokens=100, ignores_ends=True)
+        assert native.text == runtime.generate(PROMPTS[3], max_tokens=100, ignore_eos=True, temperature=0).text
     model.close()

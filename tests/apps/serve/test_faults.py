@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import socket
@@ -49,21 +48,6 @@ def test_an_answer_ends_when_its_client_leaves(stream: bool) -> None:
         assert post(served, max_tokens=2).status_code == 200
 
 
-def test_waiting_requests_of_clients_that_left_never_run() -> None:
-    with serving({"slow": make_runtime(SlowEngine(0.02), sequences=1)}) as served:
-
-        async def flood() -> None:
-            async with httpx.AsyncClient() as client:
-                calls = [asyncio.create_task(client.post(chat_url(served), json=LONG)) for _ in range(12)]
-                await asyncio.sleep(0.5)
-                for call in calls:
-                    call.cancel()
-                await asyncio.gather(*calls, return_exceptions=True)
-
-        asyncio.run(flood())
-        eventually(lambda: is_idle(served), 5)
-
-
 def test_full_queue_refuses_at_once_with_a_retry_time() -> None:
     with serving({"slow": make_runtime(SlowEngine(0.02), sequences=1)}, max_queued=1) as served:
         threads = [threading.Thread(target=post, args=(served,), kwargs={"max_tokens": 60}) for _ in range(2)]
@@ -83,14 +67,15 @@ def test_full_queue_refuses_at_once_with_a_retry_time() -> None:
 
 def test_waiting_prompt_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit.apps.serve.admission.MAX_QUEUED_TOKENS", 30)
-    with serving({"slow": make_runtime(SlowEngine(0.05), sequences=1)}) as served:
-        thread = threading.Thread(target=post, args=(served,), kwargs={"max_tokens": 30})
-        thread.start()
-        eventually(lambda: served.service.admission.active == 1)
-        long = [{"role": "user", "content": "the cat " * 20}]
-        statuses = {post(served, messages=long, max_tokens=1).status_code for _ in range(1)}
-        thread.join()
-        assert statuses <= {200, 503}
+    long = [{"role": "user", "content": "the cat " * 20}]
+    with gated(sequences=1) as (served, engine):
+        first = post_of_leaving(served, "the cat", stream=False)
+        engine.begun()
+        refused = post(served, messages=long, max_tokens=1)
+        assert (refused.status_code, served.service.admission.rejected) == (503, {"tokens": 1})
+        engine.open_gate()
+        first.close()
+        eventually(lambda: is_idle(served))
         assert post(served, messages=long, max_tokens=1).status_code == 200  # alone it is never refused
 
 
@@ -296,11 +281,6 @@ def post_of_leaving(served: Served, text: str, *, stream: bool) -> socket.socket
     return connection
 
 
-def is_free(served: Served) -> bool:
-    metrics = served.runtime.metrics()
-    return metrics.running == metrics.waiting == 0
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("calls", [0, 3, 12, 20], ids=["first chunk", "prefill", "first tokens", "decode"])
 def test_the_running_engine_call_is_the_last_one(calls: int, stream: bool) -> None:
@@ -313,16 +293,11 @@ def test_the_running_engine_call_is_the_last_one(calls: int, stream: bool) -> No
         connection.close()
         eventually(lambda: served.service.admission.active == 0)
         engine.open_gate()
-        eventually(lambda: is_free(served))
+        eventually(lambda: is_idle(served))
         assert len(engine.fed) == before
         assert served.service.metrics.disconnected == 1
         assert served.runtime.metrics().finished == {"cancelled": 1}
-        answer = httpx.post(
-            f"{served.v1}/chat/completions",
-            json={"messages": [{"role": "user", "content": "the"}], "max_tokens": 2},
-            timeout=60,
-        )
-        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert post(served, max_tokens=2).json()["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -340,7 +315,7 @@ def test_a_queued_request_never_runs(stream: bool) -> None:
         received = b""
         while b"[DONE]" not in received and b'"usage"' not in received:
             received += first.recv(65536)
-        eventually(lambda: is_free(served))
+        eventually(lambda: is_idle(served))
         first.close()
         assert not any(mark in tokens for tokens in engine.fed if len(tokens) > 1)  # answers may hold it
         assert served.runtime.metrics().finished == {"length": 1, "cancelled": 1}

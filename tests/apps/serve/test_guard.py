@@ -26,18 +26,14 @@ KEY = "a-key-of-more-than-16"
 
 
 def raw(served: Served, data: bytes) -> bytes:
-    """What the server answers to bytes, until it closes or is silent."""
+    """The beginning of what the server answers to bytes; nothing if it closes or is silent."""
     host, port = served.url.removeprefix("http://").rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=2) as connection:
         connection.sendall(data)
-        connection.settimeout(2)
-        answer = b""
         try:
-            while part := connection.recv(65536):
-                answer += part
+            return connection.recv(100)
         except TimeoutError:
-            pass
-        return answer
+            return b""
 
 
 def test_other_hosts_need_keys(tmp_path: Path) -> None:

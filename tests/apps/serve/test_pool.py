@@ -276,21 +276,6 @@ def test_server_opens_models_on_demand_and_reports_open_ones() -> None:
     assert shelf.opened == ["a", "b"]
 
 
-def test_a_request_that_nothing_can_make_room_for_gets_503() -> None:
-    shelf = Shelf()
-    models = {"a": shelf.model("a", 10, 0.01), "b": shelf.model("b", 10)}
-    pool = PoolSettings(15 + BASE, wait_s=0, measure=lambda: (BASE, None))
-    with serving(models, pool=pool) as served:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(post(served, "a")))
-        thread.start()
-        eventually(lambda: served.service.admission.active == 1)
-        refused = post(served, "b")
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        thread.join()
-        assert answers[0].json()["usage"]["completion_tokens"] == 200
-
-
 def test_on_demand_checks_its_options(tmp_path: Any) -> None:
     with pytest.raises(InvalidInput, match="memory: the server divides"):
         on_demand(tmp_path, memory="1GiB")

@@ -18,7 +18,7 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
 from engines import Model, apart, program
-from executorch_models import SLOTS, engine_logits, logits_in_order, usual
+from executorch_models import SLOTS, engine_logits, logits_in_order
 
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
@@ -32,10 +32,14 @@ TOKENS = list(models.tokens_of(40))
 HEADS, DIM = 2, 16
 
 
+def wide_program() -> Model:
+    return program("qwen2", layers=1)
+
+
 @pytest.fixture(scope="module")
 def int8_program() -> Model:
-    """The program of `usual` with an 8-bit cache."""
-    return program("qwen2", "s4-g32", exits=(1,), kv_bits=8)
+    """The same with an 8-bit cache."""
+    return program("qwen2", layers=1, kv_bits=8)
 
 
 def keys_of(seed: int, tokens: int) -> np.ndarray[Any, Any]:
@@ -88,12 +92,12 @@ def test_state_bytes_equal_plan(int8_program: Model) -> None:
     model, tokens = int8_program.plan.model, SLOTS
     engine = int8_program.open()
     expected = CACHE.state_bytes(model, tokens, 8)
-    assert engine.state_bytes(engine.plan.storage) == expected == 2 * 2 * HEADS * (DIM + 5) * SLOTS
+    assert engine.state_bytes(engine.plan.storage) == expected == 2 * HEADS * (DIM + 5) * SLOTS
     state = engine.start(engine.plan.storage)
     assert sum(array.nbytes for array in engine._swap.arrays(state)) == state.bytes == expected
     planned = read_contents(int8_program.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
-    added = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
+    added = planned["append"][0] - read_contents(wide_program().files / PROGRAM).arenas["append"][0]
     assert 0 < added <= 1.2 * reading_bytes(load_of(int8_program.plan)._replace(held_tokens=tokens, kv_bits=8))
     engine.close()
 
@@ -116,7 +120,7 @@ def fed(engine: Engine, tokens: list[int]) -> tuple[State, np.ndarray[Any, Any]]
 
 @slow
 def test_int8_kv_is_close_to_floats_after_evictions(int8_program: Model) -> None:
-    fp32 = usual().open()
+    fp32 = wide_program().open()
     small = int8_program.open()
     assert small.capabilities.kv_bits == (8,) and fp32.capabilities.kv_bits == (32,)
     (one, expected), (other, found) = fed(fp32, TOKENS), fed(small, TOKENS)
@@ -144,7 +148,7 @@ def test_int8_kv_segment_survives_a_file_bitwise(int8_program: Model, tmp_path: 
     again.restore(engine.read_segment(tmp_path / "kept"))
     np.testing.assert_array_equal(engine.forward([Chunk(again, TOKENS[23:30], 7)])[0], expected)
     engine.close()
-    fp32 = usual().open()
+    fp32 = wide_program().open()
     with pytest.raises(InvalidInput, match="not saved by this model"):
         fp32.start(fp32.plan.storage).restore(segment)
     with pytest.raises(InvalidInput, match="another model, artifact or adapter"):

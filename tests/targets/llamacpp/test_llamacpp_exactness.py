@@ -29,8 +29,8 @@ def _no_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
 
 
-def start_exact(family: str, recipe: str = "s4-g32") -> None:
-    made = llamacpp_model(family, recipe)
+def start_exact(family: str) -> None:
+    made = llamacpp_model(family, "s4-g32")
     opened = LlamaCppEngine(made.plan, made.files, exact=True)
     opened.start(made.plan.storage)  # closes the engine if the check fails
     opened.close()

@@ -118,7 +118,8 @@ def test_new_cache_size_replaces_unused_caches() -> None:
 @runs
 def test_promoted_modules_are_not_counted_as_copied(tmp_path: Path) -> None:
     """`balanced` stores some linears in 8 bits once the weights are known; only those of 4 bits are copied."""
-    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="llamacpp", recipe=named_recipe("balanced")))[0]
+    wish = PlanRequest(target="llamacpp", recipe=named_recipe("balanced"))
+    (plan,) = make_plans("demo-draft", ["laptop-x86-8gb"], wish)
     sealed = export(plan, tmp_path / "demo").plan
     assert len(sealed.recipe.rules) > len(plan.recipe.rules)
     copied = stored_bytes(sealed.model, sealed.recipe)[1]

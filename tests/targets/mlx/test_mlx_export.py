@@ -91,6 +91,9 @@ def test_mlx_lm_generates_from_exported_demo(tmp_path: Path) -> None:
     model, tokenizer = mlx_lm.load(str(made))
     text = mlx_lm.generate(model, tokenizer, "def fibonacci(n):", max_tokens=8)
     assert isinstance(text, str) and text
+    names = {path.name for path in made.iterdir()}
+    assert {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= names
+    assert not [name for name in names if name.startswith(".")]
 
 
 def demo(folder: Path, backend: str, recipe: str = "s4-g64") -> Path:
@@ -104,12 +107,6 @@ def demo(folder: Path, backend: str, recipe: str = "s4-g64") -> Path:
     out.mkdir()
     export(models.plan_for(weights.model, weights.recipe, backend=backend, context=512), weights, out, models.quiet)
     return out
-
-
-def test_folder_has_files_of_loaders(tmp_path: Path) -> None:
-    names = sorted(path.name for path in demo(tmp_path, "metal").iterdir())
-    assert {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(names)
-    assert not [name for name in names if name.startswith(".")]
 
 
 def test_exporting_loads_neither_mlx_nor_torch(tmp_path: Path) -> None:

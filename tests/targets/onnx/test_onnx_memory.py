@@ -360,50 +360,6 @@ def test_each_artifact_has_its_packed_weights(sealed: Model, home: Path, tmp_pat
     assert len(kept(home)) == 2
 
 
-MEASURE = """
-import json, sys
-from pathlib import Path
-from edgekit.artifact.artifact import open_artifact
-from edgekit.errors import InvalidInput
-from edgekit.contracts.engine import Chunk
-from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit_onnx.engine import OnnxEngine
-artifact = open_artifact(sys.argv[1])
-def anonymous():
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("RssAnon")).split()[1])
-engine = OnnxEngine(artifact.plan, artifact.folder)
-state = engine.start(artifact.plan.storage)
-engine.forward([Chunk(state, [5] * 32, 1)])
-for token in range(8):
-    engine.forward([Chunk(state, [token], 1)])
-print(json.dumps([anonymous() * 1024, list(engine.notes)]))
-"""
-
-
-@linux
-@pytest.mark.slow
-def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
-    """With 50 MB of weights, the cache saves most of that as private memory."""
-    config = {"tie_word_embeddings": False, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
-    config |= {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 24_000, "initializer_range": 0.02}
-    sealed = sealed_model(tmp_path, config=config)
-    weights = (sealed.files / "weights.bin").stat().st_size
-
-    def run(**environment: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(sealed.files)],
-            env={**os.environ, **environment}, capture_output=True, check=True, text=True,
-        )  # fmt: skip
-        return int(json.loads(done.stdout)[0])
-
-    run()
-    mapped, plain = run(), run(EDGEKIT_PACKED="off")
-    assert weights > 40 * MIB
-    assert plain - mapped > 0.75 * (weights - 768 * 24_000)
-    assert mapped < 110 * MIB
-
-
 @linux
 @apart
 @pytest.mark.parametrize("worth", [0, 1 << 40], ids=["given back", "kept"])
