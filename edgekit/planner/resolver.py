@@ -150,9 +150,10 @@ def _offers(
             none = f"{device.name}: {request.target or 'no target here'} has no format of 3 bits"
             raise Unsupported(f"{none}; {held}, or take --recipe mixed-4.5 of the float model")
         recipe = f" with recipe {request.recipe.name}" if request.recipe else ""
+        offers = f"{request.target} has nothing" if request.target else "no target has anything"
         runs = ", ".join(f"{target} ({'/'.join(backends)})" for target, backends in device.targets.items()) or "nothing"
         raise Unsupported(
-            f"{device.name}: {request.target or 'no target'} has nothing to offer here{recipe}; this device runs"
+            f"{device.name}: {offers} to offer here{recipe}; this device runs"
             f" {runs}, and the targets installed are {', '.join(targets) or 'none'}"
         )
 
