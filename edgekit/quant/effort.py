@@ -60,13 +60,12 @@ def calibration_text(
     if effort == "quick" and (calibrate is not None or is_calibrated(method)):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
-    has_few_bits = any(recipe.has_few_bits for recipe in recipes)
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
-        if not has_few_bits or source.spec.encoder or why_rounded(source, effort):
+        if source.spec.encoder or why_rounded(source, effort) or not any(each.has_few_bits for each in recipes):
             return None
         return DEFAULT_TEXT if estimated_seconds(source.spec) <= CALIBRATED_WITHIN_S else None
     return DEFAULT_TEXT
