@@ -34,8 +34,7 @@ GROUPS = {
         "serve": "Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.",
     },
     "Build for devices": {
-        "choose": "List known models that fit a device, the largest first: licence, memory and speed as "
-        "`plan` predicts them.",
+        "choose": "List known models that fit a device: licence, memory and speed as `plan` predicts them.",
         "plan": "Decide how to build MODEL for each device, and say why.",
         "export": "Build the artifact of MODEL for each device, check it, and seal it.",
         "quantize": "Quantise MODEL once, into integers and scales that every target packs without rounding again.",
