@@ -116,17 +116,12 @@ class Unsupported(EdgekitError):
 
 
 class DoesNotFit(EdgekitError):
-    """No candidate fits some device. `table` is a printable table of what was tried; `rejected` has it by device.
-
-    `without`: the indices of these devices among those that were asked for.
-    """
+    """No candidate fits some device. `table` is a printable table of what was tried; `rejected` has it by device."""
 
     exit_code = 3
 
-    def __init__(
-        self, message: str, table: str = "", rejected: dict[str, Any] | None = None, without: tuple[int, ...] = ()
-    ) -> None:
-        self.table, self.rejected, self.without = table, rejected or {}, without
+    def __init__(self, message: str, table: str = "", rejected: dict[str, Any] | None = None) -> None:
+        self.table, self.rejected = table, rejected or {}
         super().__init__(message)
 
 

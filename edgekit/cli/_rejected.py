@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 
 from edgekit.cli._console import draw
 from edgekit.contracts.plan import Plan, Rejected
-from edgekit.errors import DoesNotFit
+from edgekit.errors import DoesNotFit, EdgekitError, Unsupported
 from edgekit.planner.table import distance, rows_of
 
 _WHY = "why not → the smallest change that helps"
 
 
-def plans_that_fit(plan: Callable[[list[str]], list[Plan]], names: list[str]) -> tuple[list[Plan], DoesNotFit | None]:
-    """Return the plans of the devices on which the model fits, and the error that lists the others."""
+def plans_that_fit(
+    plan: Callable[[list[str]], list[Plan]], names: list[str]
+) -> tuple[list[Plan], dict[str, EdgekitError]]:
+    """Return the plans of the devices that can have the model, and for each other one the error of it alone."""
     try:
-        return plan(names), None
-    except DoesNotFit as error:
-        fitting = [name for index, name in enumerate(names) if error.without and index not in error.without]
-        return plans_that_fit(plan, fitting)[0] if fitting else [], error
+        return plan(names), {}
+    except (DoesNotFit, Unsupported) as error:
+        if len(names) == 1:
+            return [], {names[0]: error}
+        refused = {name: error for each in names for name, error in plans_that_fit(plan, [each])[1].items()}
+        if not refused:
+            raise  # each could have it, but not all together
+    fitting = [name for name in names if name not in refused]
+    return plan(fitting) if fitting else [], refused
+
+
+def together(refused: Mapping[str, EdgekitError]) -> EdgekitError:
+    """Return the only error, or one with the messages and the options of all."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    options = [error.rejected for error in refused.values() if isinstance(error, DoesNotFit)]
+    return DoesNotFit("; ".join(map(str, refused.values())), rejected=dict(ChainMap(*options)))
 
 
 def show_what_does_not_fit(error: DoesNotFit, *, every: bool = False) -> None:

@@ -17,7 +17,7 @@ from edgekit.artifact.export import ExportOptions, check_place
 from edgekit.cli._console import wrapped
 from edgekit.cli._options import CALIBRATION, PlanDevices, SectionedCommand, SomeFields, as_typed, json_option, options
 from edgekit.cli._progress import announce, progress_display, reporter
-from edgekit.cli._rejected import plans_that_fit
+from edgekit.cli._rejected import plans_that_fit, together
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
@@ -75,13 +75,13 @@ def command(
     plans, unfit = plans_that_fit(
         lambda names: _plans(source, devices, names, request, files.plan, calibrating), devices.names()
     )
-    if unfit is not None and not plans:
-        raise unfit
+    if not plans:
+        raise together(unfit)
     with progress_display(as_json) as progress:
         chosen = calibrating.model_dump(include=set(CALIBRATION)) | {"report": reporter(progress)}
         jobs = [(plan, files.output / plan.device if are_several else files.output) for plan in plans]
         made, refused = build(source, jobs, added.model_copy(update=chosen), partly=True)
-    refused |= dict.fromkeys(unfit.rejected, unfit) if unfit is not None else {}
+    refused |= unfit
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))

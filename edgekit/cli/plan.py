@@ -19,14 +19,14 @@ from edgekit.artifact.export_memory import with_peak
 from edgekit.cli._console import WIDE_TABLE, console as new_console, draw, print_below
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import announce
-from edgekit.cli._rejected import counted, draw_rejected, plans_that_fit, show_what_does_not_fit
+from edgekit.cli._rejected import counted, draw_rejected, plans_that_fit, show_what_does_not_fit, together
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import needs_text
-from edgekit.errors import DoesNotFit, InvalidInput
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.planner import gpu_layers
 from edgekit.planner.make import targets_for
 from edgekit.planner.memory import explain
@@ -70,14 +70,16 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
         )
     check_output(shown.output)
     given: dict[str, Any] = {"draft": devices.draft, "profiles": devices.profiles, **dict(request)}
-    plans, refusal = plans_that_fit(
+    plans, refused = plans_that_fit(
         lambda names: edgekit.plan(model, names, announce=announce, **given), devices.names()
     )
     plans = [with_peak(plan, load_target(plan.target)) for plan in plans]
+    refusal = together(refused) if refused else None
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
             raise _shown(refusal, shown)
-        rejected = {name: [each.model_dump(mode="json") for each in tried] for name, tried in refusal.rejected.items()}
+        tried = refusal.rejected if isinstance(refusal, DoesNotFit) else {}
+        rejected = {name: [each.model_dump(mode="json") for each in options] for name, options in tried.items()}
         click.echo(json.dumps({"error": str(refusal), "rejected": rejected}, indent=1))
         raise SystemExit(refusal.exit_code)
     if shown.output is not None:
@@ -87,7 +89,7 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
         return
     console = new_console(soft_wrap=True)
     if len(devices.names()) > 1:
-        _draw_summary(plans, refusal.rejected if refusal else ())
+        _draw_summary(plans, refused)
     if len(devices.names()) == 1 or shown.all or shown.explain:
         for plan in plans:
             _print_plan(console, plan, shown)
@@ -105,9 +107,9 @@ def command(model: str, devices: PlanDevices, request: PlanRequest, shown: PlanO
         announce("making this here needs torch: pip install 'edgekit[quantize]'; without it, export rounds to 8 bits")
 
 
-def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
+def _shown(refusal: EdgekitError, shown: PlanOutput) -> EdgekitError:
     """Return the error without its options, after printing all of them, if `--all` asks for it."""
-    if not shown.all:
+    if not shown.all or not isinstance(refusal, DoesNotFit):
         return refusal
     show_what_does_not_fit(refusal, every=True)
     return DoesNotFit(str(refusal))

@@ -69,10 +69,20 @@ def make_plans(
         for each in devices
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
-    subject = _subject(source, neutral, own.notes if own and request.recipe == own.recipe else (), draft)
-    method = _method(source, neutral, request.recipe, chosen_by)
-    rounds = chosen_by is not None and request.recipe is None and chosen_by.rounds_alone(source)
-    subject = subject._replace(method=method, rounds=rounds)
+    subject = PlanSubject(
+        model=_first_equal(neutral.model if neutral else source.spec),
+        source=source.given,
+        is_stored=neutral is not None,
+        config_sha256=source.config_sha256,
+        draft=open_source(draft).spec if draft is not None else None,
+        draft_source=str(draft) if draft is not None else None,
+        measured=read_quality_facts(source.config_sha256, source.name),
+        method=_method(source, neutral, request.recipe, chosen_by),
+        rounds=chosen_by is not None and request.recipe is None and chosen_by.rounds_alone(source),
+        quantised_as=None if neutral else source.quantised_as,
+        notes=source.notes,
+        rounded_notes=own.notes if own and request.recipe == own.recipe else (),
+    )
     if request.drafter is not None:
         subject = subject._replace(drafter=source.read_head(Path(request.drafter), subject.model))
     check_request(subject, request)
@@ -92,23 +102,6 @@ def budgeted(source: ModelSource, recipe: Recipe | None, bits: float) -> Recipe:
     if recipe is not None and recipe.keeps is not None:
         raise InvalidInput("--bits-per-weight: recipe keep takes the integers as they are; choose one of the two")
     return with_budget(recipe or named_recipe("balanced"), source.spec, bits)
-
-
-def _subject(
-    source: ModelSource, neutral: NeutralManifest | None, rounded: tuple[str, ...], draft: str | Path | None
-) -> PlanSubject:
-    return PlanSubject(
-        model=_first_equal(neutral.model if neutral else source.spec),
-        source=source.given,
-        is_stored=neutral is not None,
-        config_sha256=source.config_sha256,
-        draft=open_source(draft).spec if draft is not None else None,
-        draft_source=str(draft) if draft is not None else None,
-        measured=read_quality_facts(source.config_sha256, source.name),
-        quantised_as=None if neutral else source.quantised_as,
-        notes=source.notes,
-        rounded_notes=rounded,
-    )
 
 
 def _method(

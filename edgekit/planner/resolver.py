@@ -62,9 +62,7 @@ def resolve(
     `others` are further devices that a fix may name. Raises `DoesNotFit` with the table of all candidates.
     """
     rankings = [_ranked(subject, device, targets, request) for device in devices]
-    without = [index for index, ranked in enumerate(rankings) if not ranked.passing]
-    if without:
-        unfit = [rankings[index] for index in without]
+    if unfit := [ranked for ranked in rankings if not ranked.passing]:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in unfit}
         nearest = _nearest(next(iter(rejected.values())))
         message = f"{quote_short(subject.source)} does not fit {', '.join(rejected)} as asked"
@@ -72,7 +70,7 @@ def resolve(
         missed = {failure.what for rows in rejected.values() for row in rows for failure in row.failures}
         if "memory" in missed and not subject.is_stored:
             message += _as_small(subject, devices, targets, request)
-        raise DoesNotFit(message, table_of(rejected), rejected, tuple(without))
+        raise DoesNotFit(message, table_of(rejected), rejected)
     if len(rankings) == 1:
         taken = [ranked.passing[0] for ranked in rankings]
     else:
@@ -108,9 +106,9 @@ def _ranked(
             candidate = price(subject, target, offer, setting, device, budget, request)
             if setting.fallback_step == (0, 0, 0):
                 requested.append(candidate)
-                if _misses_memory(candidate):  # then so do all, if the last does, which takes the least
+                if over_bytes(candidate.estimate, budget, request) > 0:  # so are all, if the last is, which takes least
                     last = price(subject, target, offer, settings[-1], device, budget, request)
-                    is_listed = is_listed or _misses_memory(last)
+                    is_listed = is_listed or over_bytes(last.estimate, budget, request) > 0
             if not candidate.violations:
                 passing.append(candidate)
                 break
@@ -122,10 +120,6 @@ def _ranked(
     passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
     requested.sort(key=lambda candidate: _place(candidate, device))
     return RankedCandidates(device, budget, tuple(passing), tuple(requested), targets)
-
-
-def _misses_memory(candidate: Candidate) -> bool:
-    return any(violation.what == "memory" for violation in candidate.violations)
 
 
 def _offers(
@@ -150,10 +144,10 @@ def _offers(
             none = f"{device.name}: {request.target or 'no target here'} has no format of 3 bits"
             raise Unsupported(f"{none}; {held}, or take --recipe mixed-4.5 of the float model")
         recipe = f" with recipe {request.recipe.name}" if request.recipe else ""
-        offers = f"{request.target} has nothing" if request.target else "no target has anything"
+        what = f"{request.target} has nothing" if request.target else "no target has anything"
         runs = ", ".join(f"{target} ({'/'.join(backends)})" for target, backends in device.targets.items()) or "nothing"
         raise Unsupported(
-            f"{device.name}: {offers} to offer here{recipe}; this device runs"
+            f"{device.name}: {what} to offer here{recipe}; this device runs"
             f" {runs}, and the targets installed are {', '.join(targets) or 'none'}"
         )
 

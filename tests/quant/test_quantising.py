@@ -80,7 +80,6 @@ def test_what_gptq_leaves_on_other_text_is_predicted_before_it_rounds() -> None:
     nearest = dequantise(*round_to_nearest(weights, S4)) - weights
     (chosen,) = gptq([weights], chosen_by, S4)
     left = lost_outputs(dequantise(*chosen) - weights, judged_by) / lost_outputs(nearest, judged_by)
-    assert left < 0.5
     assert share_left(chosen_by, judged_by, nearest.square().mean(0), S4) == pytest.approx(left, rel=0.2)
 
 
