@@ -113,6 +113,5 @@ def _opened(model: str) -> ModelSource:
 
 
 def _key(source: ModelSource, context: int | None, target: str | None, absent: list[str]) -> str:
-    described = {"source": source.hashes(), "context": context, "target": target, "absent": absent}
-    described["edgekit"] = edgekit.__version__
+    described = source.hashes(), context, target, absent, edgekit.__version__
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

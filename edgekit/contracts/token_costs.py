@@ -69,11 +69,9 @@ def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) 
 
 def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
     """Return the share of the stored weights that a step of `tokens` decoded tokens reads."""
-    read, whole = 0.0, 0
-    for tensor, stored, count in tensors_alike(model, recipe):
-        size = count * stored.bytes(tensor.shape)
-        read, whole = read + size * _used(model, tensor, tokens), whole + size
-    return read / whole
+    alike = tensors_alike(model, recipe)
+    sizes = [(each.tensor, each.number * each.format.bytes(each.tensor.shape)) for each in alike]
+    return sum(size * _used(model, tensor, tokens) for tensor, size in sizes) / sum(size for _, size in sizes)
 
 
 @lru_cache(maxsize=64)

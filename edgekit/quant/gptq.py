@@ -56,22 +56,24 @@ class RowRounding(NamedTuple):
         return chosen
 
 
-def share_left(chosen_by: torch.Tensor, judged_by: torch.Tensor, squared: torch.Tensor, stored: Format) -> float:
-    """Predict the share of the loss by rounding to nearest that GPTQ leaves on other text.
+def shares_left(
+    chosen_by: torch.Tensor, judged_by: torch.Tensor, squared: Sequence[torch.Tensor], stored: Format
+) -> list[float]:
+    """Predict for matrices that read the same inputs the share of their losses by rounding that GPTQ leaves.
 
-    `chosen_by` is the Hessian that GPTQ has, `judged_by` that of the other text, and `squared` [in] the mean squared
-    errors of the columns. What a column's error and the columns that compensate for it cost together is known before
-    any column is rounded.
+    GPTQ has the Hessian `chosen_by`; the losses are those on other text, with the Hessian `judged_by`. `squared` are
+    the mean squared errors of each matrix's columns [in]. What a column's error and the columns that compensate for it
+    cost together is known before any column is rounded.
     """
     import torch
 
     rounding = RowRounding.by(chosen_by, stored)
-    some = torch.linspace(0, len(squared) - 1, min(len(squared), _SAMPLED_COLUMNS)).long().to(squared.device)
+    some = torch.linspace(0, len(chosen_by) - 1, min(len(chosen_by), _SAMPLED_COLUMNS)).long().to(chosen_by.device)
     compensated = rounding.upper[some] / rounding.upper.diagonal()[some, None]
-    judged, errors = judged_by[rounding.order][:, rounding.order], squared[rounding.order][some]
-    left = float(((compensated @ judged) * compensated).sum(-1) @ errors)
-    nearest = float(judged.diagonal()[some] @ errors)
-    return left / nearest if nearest else 1.0
+    judged, columns = judged_by[rounding.order][:, rounding.order], rounding.order[some]
+    left, nearest = ((compensated @ judged) * compensated).sum(-1), judged.diagonal()[some]
+    losses = [(float(left @ each[columns]), float(nearest @ each[columns])) for each in squared]
+    return [after / before if before else 1.0 for after, before in losses]
 
 
 def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

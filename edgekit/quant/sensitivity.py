@@ -31,7 +31,7 @@ from edgekit.quant.backward import (
     sequences_at_once,
 )
 from edgekit.quant.compute import product_on
-from edgekit.quant.gptq import share_left
+from edgekit.quant.gptq import shares_left
 from edgekit.quant.hessians import second_moments
 from edgekit.quant.rtn import blocks, dequantise, in_parallel, round_to_nearest
 from edgekit.quant.shards import ReadRows, WeightPart, held_as_one, parts_of
@@ -86,11 +86,10 @@ def predicted_losses(
         gradient = torch.cat([_head_gradient(model, read, *piece, at_head) for piece in pieces])
         at_head.add(batch, hidden, passes.backward(gradient, at_linears.add))
         at_linears.finish_layer()
-    losses = at_linears.losses
     if at_head.stored.has_few_bits:
-        losses[head.module] = at_head.loss(ids.numel())
+        at_linears.losses[head.module] = at_head.loss(ids.numel())
     progress(total, total, "sensitivity")
-    return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
+    return {name: 0.5 * loss / ids.numel() for name, loss in at_linears.losses.items()}
 
 
 class _LinearLosses:
@@ -102,7 +101,7 @@ class _LinearLosses:
         # Linears that read the same inputs have the moments of the first of them.
         self._first = {each.module: group[0].module for group in held_as_one(linears) for each in group}
         self._multiply, self._by_gptq = multiply, by_gptq
-        self._nearest: dict[str, float] = {}  # losses by rounding, of this layer's linears
+        self._nearest: dict[tuple[str, Format], dict[str, float]] = {}  # losses by rounding, by inputs and format
         self._changes: dict[str, torch.Tensor] = {}  # of their weights by rounding
         self._moments: dict[str, list[torch.Tensor]] = {}  # of their inputs in two halves of the text
         self.losses: dict[str, float] = {}
@@ -111,20 +110,22 @@ class _LinearLosses:
         """Add a linear's loss on a piece of the text."""
         if self._by_gptq and self._first[module] == module:
             _add_halves(self._moments.setdefault(module, []), inputs, module)
-        if not self._formats[module].has_few_bits:
+        stored = self._formats[module]
+        if not stored.has_few_bits:
             return
         if module not in self._changes:
-            self._changes[module] = _change(weights, self._formats[module])
+            self._changes[module] = _change(weights, stored)
         moved = self._multiply(inputs, self._changes[module])
-        loss = float((moved * gradient).sum(-1).square().sum())
-        self._nearest[module] = self._nearest.get(module, 0.0) + loss
+        alike = self._nearest.setdefault((self._first[module], stored), {})
+        alike[module] = alike.get(module, 0.0) + float((moved * gradient).sum(-1).square().sum())
 
     def finish_layer(self) -> None:
         """Add what was found of a layer to the losses."""
-        for module, loss in self._nearest.items():
-            moments, squared = self._moments.get(self._first[module]), self._changes[module].square().mean(0)
-            share = share_left(moments[0], moments[1], squared, self._formats[module]) if moments else 1.0
-            self.losses[module] = self.losses.get(module, 0.0) + loss * share
+        for (first, stored), nearest in self._nearest.items():
+            moments, squared = self._moments.get(first), [self._changes[each].square().mean(0) for each in nearest]
+            shares = shares_left(moments[0], moments[1], squared, stored) if moments else [1.0] * len(nearest)
+            for (module, loss), share in zip(nearest.items(), shares, strict=True):
+                self.losses[module] = self.losses.get(module, 0.0) + loss * share
         for kept in (self._nearest, self._changes, self._moments):
             kept.clear()
 
@@ -150,7 +151,7 @@ class _HeadLoss:
             _add_halves(self._moments, inputs.flatten(0, 1), "the head")
 
     def loss(self, tokens: int) -> float:
-        """Return the loss of so many tokens. Embeddings that GPTQ chose for the head are as far off as by rounding."""
+        """Return the loss of so many tokens. GPTQ leaves as much error in looked-up rows as rounding does."""
         import torch
 
         variance = (self.variance or 0.0) * tokens
@@ -158,7 +159,7 @@ class _HeadLoss:
             name, step = head_name(self._model), max(1, self._model.vocab_size // _SAMPLED_ROWS)
             rows = [self._read(name, slice(row, row + 1)) for row in range(0, self._model.vocab_size, step)]
             squared = _change(torch.cat(rows), self.stored).square().mean(0)
-            variance *= share_left(self._moments[0], self._moments[1], squared, self.stored)
+            variance *= shares_left(self._moments[0], self._moments[1], [squared], self.stored)[0]
         return variance + self._lookups
 
 

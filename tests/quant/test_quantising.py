@@ -37,7 +37,7 @@ from edgekit.model.source import open_source
 from edgekit.quant import compute, pipeline as quantise, reference_decoder as decoder, shards as parts
 from edgekit.quant.backward import head_name
 from edgekit.quant.calibration import Calibration, read_calibration
-from edgekit.quant.gptq import gptq, share_left
+from edgekit.quant.gptq import gptq, shares_left
 from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
@@ -80,7 +80,7 @@ def test_what_gptq_leaves_on_other_text_is_predicted_before_it_rounds() -> None:
     nearest = dequantise(*round_to_nearest(weights, S4)) - weights
     (chosen,) = gptq([weights], chosen_by, S4)
     left = lost_outputs(dequantise(*chosen) - weights, judged_by) / lost_outputs(nearest, judged_by)
-    assert share_left(chosen_by, judged_by, nearest.square().mean(0), S4) == pytest.approx(left, rel=0.2)
+    assert shares_left(chosen_by, judged_by, [nearest.square().mean(0)], S4) == [pytest.approx(left, rel=0.2)]
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama untied, with biases"])
