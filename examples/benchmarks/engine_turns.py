@@ -8,7 +8,7 @@
 
 Eight requests at once need artifacts that were exported with `--sequences 8`.
 
-Every engine is a subject of `edgekit bench`, opened in `--processes` processes of its own, all of the same artifact;
+Every engine is a subject of `edgekit bench`, opened in `--processes` separate processes, all of the same artifact;
 processes take turns. A spin setting other than `brief` is given to the engine as EDGEKIT_SPIN. With `--peers`,
 ik_llama.cpp (with packed weights, with and without flash attention) and OpenVINO GenAI open the GGUF file of each
 artifact that has one, each in an environment that is made in FOLDER once. With `--against`, peers of `edgekit bench`

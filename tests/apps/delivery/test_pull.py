@@ -494,7 +494,7 @@ def chunks_of(app: Path, sha256: str) -> tuple[list[PlacedChunk], set[PlacedChun
 
 
 def seconds_of_a_pull(shop: Shop, killed_after_s: float, *, in_transfer: bool) -> float | None:
-    """The seconds of a pull in a process of its own; None if it was killed before its end.
+    """The seconds of a pull in a separate process; None if it was killed before its end.
 
     `killed_after_s` counts from the first chunk that is asked for where it is killed `in_transfer`.
     """
