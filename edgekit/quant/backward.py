@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     # A linear's module, and its inputs [tokens, in], weights [out, in] and the gradient at its outputs [tokens, out].
     Note = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
-PIECE_BYTES = 256 << 20  # most bytes of the inputs of all layers for one piece; decides its number of sequences
+PIECE_BYTES = 320 << 20  # most bytes of the inputs of all layers for one piece; decides its number of sequences
 PIECES = 4  # most pieces of a batch
 
 

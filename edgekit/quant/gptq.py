@@ -7,11 +7,12 @@ columns left to compensate for it. Groups, scales and integers keep their order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.recipe import Format
-from edgekit.quant.rtn import IntMatrix, in_parallel, round_to, search_scales
+from edgekit.quant.rtn import IntMatrix, bounds, search_scales
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,10 @@ def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format
     """Return integers and scales of `matrices` [out, in] that read the same inputs, whose Hessian is [in, in]."""
     import torch
 
-    weights = torch.cat(list(matrices))
-    rounding = RowRounding.by(hessian, stored)
-    threads = torch.get_num_threads() if weights.device.type == "cpu" else 1
-    step = -(-len(weights) // threads)
-    shares = [slice(start, start + step) for start in range(0, len(weights), step)]
-    rounded = in_parallel(lambda rows: rounding.rows(weights[rows]), shares)
+    rounded = RowRounding.by(hessian, stored).rows(torch.cat(list(matrices)))
     sizes = [len(matrix) for matrix in matrices]
-    integers, scales = (torch.split(torch.cat(parts), sizes) for parts in zip(*rounded, strict=True))
-    return [IntMatrix(*parts) for parts in zip(integers, scales, strict=True)]
+    parts = zip(torch.split(rounded.integers, sizes), torch.split(rounded.scales, sizes), strict=True)
+    return [IntMatrix(*each) for each in parts]
 
 
 class RowRounding(NamedTuple):
@@ -88,27 +84,43 @@ def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> I
     """Round columns from left to right; search a group's scales at its first column, on the updated weights."""
     import torch
 
-    outputs, inputs = weights.shape
+    (outputs, inputs), (low, high) = weights.shape, bounds(stored)
     importance = upper.diagonal().reciprocal()
     columns = weights.T.contiguous()  # one column is one row of memory
     integers = torch.empty((inputs, outputs), dtype=torch.int8, device=weights.device)
     group = stored.group or inputs
-    scales = torch.empty((outputs, inputs // group), device=weights.device)
+    scales = torch.empty((inputs // group, outputs), device=weights.device)
     for start in range(0, inputs, _BLOCK):
         stop = min(start + _BLOCK, inputs)
         errors = torch.empty((stop - start, outputs), device=weights.device)
-        for column in range(start, stop):
-            if column % group == 0:
-                now = columns[column : column + group].T.contiguous()
-                scales[:, column // group, None] = search_scales(now, stored, importance[column : column + group].mul)
-            scale = scales[:, column // group]
-            chosen = round_to(columns[column], scale, stored)
-            integers[column] = chosen.to(torch.int8)
-            error = columns[column].sub_(chosen * scale).div_(upper[column, column])
-            columns[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
-            errors[column - start] = error
+        with _one_thread():
+            for column in range(start, stop):
+                if column % group == 0:
+                    now = columns[column : column + group].T.contiguous()
+                    found = search_scales(now, stored, importance[column : column + group].mul)
+                    scale = scales[column // group].copy_(found.squeeze(-1))
+                    inverse = scale.reciprocal()
+                # Few operations a column: each takes as long to call as to compute.
+                chosen = (columns[column] * inverse).round_().clamp_(low, high)
+                integers[column] = chosen
+                error = torch.addcmul(columns[column], chosen, scale, value=-1, out=errors[column - start])
+                error.mul_(importance[column])
+                columns[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
         columns[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
-    return IntMatrix(integers.T.contiguous(), scales)
+    return IntMatrix(integers.T.contiguous(), scales.T.contiguous())
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread of torch: several wait for each other after each small operation, long on busy cores."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:

@@ -19,14 +19,16 @@ def second_moments(inputs: torch.Tensor, module: str = "a matrix") -> torch.Tens
     import torch
 
     rows = inputs.flatten(0, -2)
-    if not bool(rows.isfinite().all()):
-        raise InvalidInput(f"{module}: its inputs on the calibration text are not finite")
     sizes = rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     values = rows / sizes.sqrt()
     if values.device.type != "cpu":
-        return torch.mm(values.T, values)
-    array = values.numpy()
-    return torch.from_numpy(array.T @ array)  # numpy computes one half of a symmetric product, torch both
+        moments = torch.mm(values.T, values)
+    else:
+        array = values.numpy()
+        moments = torch.from_numpy(array.T @ array)  # numpy computes one half of a symmetric product, torch both
+    if not bool(moments.diagonal().isfinite().all()):
+        raise InvalidInput(f"{module}: its inputs on the calibration text are not finite")
+    return moments
 
 
 def lost_outputs(difference: torch.Tensor, hessian: torch.Tensor) -> float:
