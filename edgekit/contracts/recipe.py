@@ -128,6 +128,8 @@ class RulesByName(NamedTuple):
 
 
 _WILDCARDS = frozenset("*?[")
+_NUMBER = re.compile(r"\d+")
+_NUMBERED = re.compile(r"[\d?[]")  # in a pattern that may match one layer or expert and not another
 _KEPT_RECIPES = 16
 # By the id of their rules, which they hold. To hash rules takes longer than to match them.
 _divided: dict[int, RulesByName] = {}
@@ -233,11 +235,24 @@ class Alike(NamedTuple):
 @lru_cache(maxsize=256)
 def tensors_alike(model: ModelSpec, recipe: Recipe) -> tuple[Alike, ...]:
     """Return all tensors under a recipe, those that are alike together: a planner sums over them many times."""
-    found: dict[tuple[str, bool, tuple[int, ...], Format], list[Tensor]] = {}
-    for tensor in model.tensors():
+    by_number = any(_NUMBERED.search(rule.pattern) for rule in recipe.rules)
+    found: dict[tuple[str, bool, tuple[int, ...], Format], Alike] = {}
+    for tensor, number in ((each, 1) for each in model.tensors()) if by_number else _names_alike(model):
         key = (tensor.role, tensor.is_of_expert, tensor.shape, recipe.format_of(tensor))
-        found.setdefault(key, []).append(tensor)
-    return tuple(Alike(tensors[0], key[-1], len(tensors)) for key, tensors in found.items())
+        first = found.get(key, Alike(tensor, key[-1], 0))
+        found[key] = first._replace(number=first.number + number)
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=64)
+def _names_alike(model: ModelSpec) -> tuple[tuple[Tensor, int], ...]:
+    """Return the first of the tensors whose shapes and names differ only in numbers, and how many there are."""
+    found: dict[tuple[str, bool, tuple[int, ...], str], tuple[Tensor, int]] = {}
+    for tensor in model.tensors():
+        key = (tensor.role, tensor.is_of_expert, tensor.shape, _NUMBER.sub("", tensor.name))
+        first, number = found.get(key, (tensor, 0))
+        found[key] = first, number + 1
+    return tuple(found.values())
 
 
 def weight_bytes(model: ModelSpec, recipe: Recipe) -> int:

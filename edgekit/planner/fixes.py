@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
@@ -15,10 +16,10 @@ from edgekit.planner.ladder import ContextConfig, furthest_context, smaller_cont
 
 
 class FixSearch(NamedTuple):
-    """The alternatives that a search for fixes may try: offers of the backend, settings and devices."""
+    """The alternatives that a search for fixes may try: candidates of the backend, settings and devices."""
 
     device: DeviceProfile
-    siblings: Sequence[Offer]
+    siblings: Sequence[Candidate]
     price: Callable[[Offer, ContextConfig], Candidate]
     over: Callable[[Candidate], int]  # bytes over budget on this device
     over_on: Callable[[Candidate, DeviceProfile], int]
@@ -65,19 +66,20 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
 
 def _memory_fix(model: ModelSpec, candidate: Candidate, search: FixSearch) -> str:
     """Suggest up to two changes of cache bits, context, window or recipe, and the smallest larger device."""
-    ways = [
-        way
-        for way in (
-            _fewer_bits(candidate, search),
-            *_shorter(model, candidate, search),
-            _other_recipe(candidate, "memory", search),
-        )
-        if way
-    ]
+    ways = list(islice(_ways(model, candidate, search), 2))  # no third one is searched
     over = search.over(candidate)
     bigger = _smallest_device(lambda device: search.over_on(candidate, device) <= 0, candidate, search)
     needs = f"needs {show_bytes(over)} more" + (f": {bigger} and up" if bigger else "")
-    return "; ".join([*ways[:2], needs])
+    return "; ".join([*ways, needs])
+
+
+def _ways(model: ModelSpec, candidate: Candidate, search: FixSearch) -> Iterator[str]:
+    """Yield the changes that make a candidate fit."""
+    if bits := _fewer_bits(candidate, search):
+        yield bits
+    yield from filter(None, _shorter(model, candidate, search))
+    if recipe := _other_recipe(candidate, "memory", search):
+        yield recipe
 
 
 def _fewer_bits(candidate: Candidate, search: FixSearch) -> str | None:
@@ -115,18 +117,21 @@ def _shorter(model: ModelSpec, candidate: Candidate, search: FixSearch) -> Itera
 def _first(settings: Iterable[ContextConfig], fits: Callable[[ContextConfig], bool]) -> ContextConfig | None:
     """Return the first setting that fits, by bisection, since each setting is smaller than the one before."""
     ordered = list(settings)
-    low, high = 0, len(ordered)
+    if not ordered or not fits(ordered[-1]):
+        return None
+    low, high = 0, len(ordered) - 1
     while low < high:
         middle = (low + high) // 2
         if fits(ordered[middle]):
             high = middle
         else:
             low = middle + 1
-    return ordered[low] if low < len(ordered) else None
+    return ordered[low]
 
 
 def _other_recipe(candidate: Candidate, what: str, search: FixSearch) -> str | None:
-    priced = [search.price(offer, candidate.setting) for offer in search.siblings]
+    setting = candidate.setting
+    priced = [other if other.setting == setting else search.price(other.offer, setting) for other in search.siblings]
     passing = [other for other in priced if all(violation.what != what for violation in other.violations)]
     fitting = [other for other in passing if not other.violations] or passing
     if not fitting:

@@ -356,7 +356,7 @@ def _fix_search(
     others: Sequence[DeviceProfile],
 ) -> FixSearch:
     siblings = [
-        other.offer
+        other
         for other in ranked.requested
         if (other.offer.target, other.offer.backend) == (candidate.offer.target, candidate.offer.backend)
     ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.contracts.neutral import NeutralWeights, on_disk
-from edgekit.contracts.recipe import GGUF_BLOCKS, Recipe
+from edgekit.contracts.recipe import GGUF_BLOCKS, Format, Recipe, tensors_alike
 from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.gguf_types import TYPES
 from edgekit.formats.gguf_writer import BLOCK, TYPE_IDS, MetadataValue, WrittenTensor, q4_0, q8_0, write_gguf
@@ -76,7 +76,7 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         return f"it ignores the window of {_narrowest(model)} tokens of phi3 models; plan a context within it"
     if found[1].model_type in _AS_WIDE and model.layers[0].head_dim * model.heads != model.hidden_size:
         return "llama.cpp takes queries of this family to be as wide as the hidden state; use another target"
-    return _misfit(model, recipe) or _difference(model, context)
+    return _unnamed(model) or _unblocked(model, recipe) or _difference(model, context)
 
 
 def model_metadata(model: ModelSpec, context: int) -> dict[str, MetadataValue]:
@@ -130,7 +130,10 @@ def written_tensors(
 
 def stored_types(model: ModelSpec, recipe: Recipe, context: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the type and the shape of every tensor of the file, by its name there."""
-    types = {gguf_name(model, tensor): (_type_name(tensor, recipe), tensor.shape) for tensor in model.tensors()}
+    types = {
+        gguf_name(model, tensor): (_type_name(tensor, recipe.format_of(tensor)), tensor.shape)
+        for tensor in model.tensors()
+    }
     factors = _rope_factors(model, context)
     return types if factors is None else types | {_ROPE_FACTORS: ("F32", factors.shape)}
 
@@ -138,10 +141,10 @@ def stored_types(model: ModelSpec, recipe: Recipe, context: int) -> dict[str, tu
 def stored_bytes(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
     """Return the bytes of all tensors of the file, and of those that llama.cpp copies in the order of its kernels."""
     total = copied = 0
-    for tensor in model.tensors():
-        type_name = _type_name(tensor, recipe)
+    for tensor, stored, number in tensors_alike(model, recipe):
+        type_name = _type_name(tensor, stored)
         kind = TYPES[TYPE_IDS[type_name]]
-        size = tensor.size // kind.values * kind.bytes
+        size = number * (tensor.size // kind.values * kind.bytes)
         total += size
         is_multiplied = tensor.role in ("linear", "head") or (tensor.role == "embedding" and model.tied)
         copied += size if type_name in _COPIED and is_multiplied else 0
@@ -200,9 +203,9 @@ def _narrowest(model: ModelSpec) -> float:
     return min((layer.window for layer in model.layers if layer.window), default=math.inf)
 
 
-@lru_cache(maxsize=64)  # a plan asks again for each context
-def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
-    """Return the reason why the first unsuitable tensor cannot be stored: no GGUF name, or no whole blocks."""
+@lru_cache(maxsize=64)  # a plan asks again for each recipe and context
+def _unnamed(model: ModelSpec) -> str | None:
+    """Return the reason why the first tensor without a GGUF name cannot be stored."""
     found = architecture_of(model)
     assert found is not None
     parts = _parts(found[1])
@@ -210,7 +213,13 @@ def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
         name = on_disk(model, tensor.name).rpartition(".")[0]
         if name not in TOP.values() and (name.count(".") < 3 or name.split(".", 3)[3] not in parts):
             return f"{tensor.name} has no place in a GGUF file of {found[0]}; use another target"
-        block = TYPES[TYPE_IDS[_type_name(tensor, recipe)]].values
+    return None
+
+
+def _unblocked(model: ModelSpec, recipe: Recipe) -> str | None:
+    """Return the reason why the first tensor whose rows are no whole blocks cannot be stored."""
+    for tensor, stored, _ in tensors_alike(model, recipe):
+        block = TYPES[TYPE_IDS[_type_name(tensor, stored)]].values
         if tensor.shape[-1] % block:
             take = "store as float16" if block == BLOCK else "choose mixed-4.5, or mlx"
             return f"rows of {tensor.shape[-1]} values ({tensor.module}) fill no blocks of {block}; {take}"
@@ -299,12 +308,12 @@ def _as_stored(value: MetadataValue) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _type_name(tensor: Tensor, recipe: Recipe) -> str:
-    return "F32" if len(tensor.shape) == 1 else _TYPE_NAMES[recipe.format_of(tensor).kind]
+def _type_name(tensor: Tensor, stored: Format) -> str:
+    return "F32" if len(tensor.shape) == 1 else _TYPE_NAMES[stored.kind]
 
 
 def _written(weights: NeutralWeights, tensor: Tensor, recipe: Recipe, quantise: Quantise | None) -> WrittenTensor:
-    name, type_name = gguf_name(weights.model, tensor), _type_name(tensor, recipe)
+    name, type_name = gguf_name(weights.model, tensor), _type_name(tensor, recipe.format_of(tensor))
     order = row_order(weights.model, tensor.module)
     if len(tensor.shape) == 1:
         return WrittenTensor(name, type_name, tensor.shape, lambda: iter([_vector(weights, tensor, order)]))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.capabilities import Capabilities, Feature
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import Recipe, tensors_alike
 from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec
@@ -54,8 +54,7 @@ def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
         return f"layers have windows of {sorted(windows)} tokens, and only one width is supported"
-    for tensor in model.tensors():
-        stored = recipe.format_of(tensor)
+    for tensor, stored, _ in tensors_alike(model, recipe):
         if tensor.role == "embedding" and stored.kind == "s4":
             return f"recipe {recipe.name} has a 4-bit token embedding; 8 bits or floats are supported"
         in_groups = stored.kind == "s4" or stored.group is not None
