@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
@@ -51,6 +51,8 @@ _ECHOED = (
     "parallel_tool_calls",
     "tool_choice",
     "text",
+    "tools",
+    "reasoning",
 )
 
 
@@ -67,12 +69,68 @@ class FunctionChoice(NamedFunction):
     type: Literal["function"]
 
 
+class InputItem(ApiFields):
+    """An item of a conversation."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content = None
+    name: Name | None = None
+    arguments: str | None = None
+    call_id: Name | None = None
+    output: Content = None
+
+    def plain(self, param: str) -> dict[str, Any] | None:
+        """Return the item as a message for chat templates; None for reasoning of earlier turns."""
+        if self.type == "message":
+            role = _given(self.role, f"{param}.role")
+            return {"role": role, "content": text_of(self.content, f"{param}.content") or ""}
+        if self.type == "function_call":
+            arguments = arguments_of(self.arguments or "{}", f"{param}.arguments")
+            function = {"name": _given(self.name, f"{param}.name"), "arguments": arguments}
+            call = {"id": self.call_id or "", "type": "function", "function": function}
+            return {"role": "assistant", "content": "", "tool_calls": [call]}
+        if self.type == "function_call_output":
+            output = text_of(self.output, f"{param}.output") or ""
+            return {"role": "tool", "tool_call_id": self.call_id or "", "content": output}
+        return None
+
+
+def _given(value: str | None, param: str) -> str:
+    if value is None:
+        raise invalid(f"{param}: is missing", param)
+    return value
+
+
+class ResponseTool(ApiFields):
+    """A tool. The model is offered functions; all others are left out."""
+
+    type: Name
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: WithoutEffect = None
+
+
+class ResponseTools(ResponseTool):
+    """A tool, or a namespace of tools."""
+
+    tools: Annotated[list[ResponseTool], Field(max_length=256)] | None = None
+
+
+class Reasoning(ApiFields):
+    """How long the model may think."""
+
+    effort: Name | None = None
+    summary: WithoutEffect = None
+
+
 class ResponseBody(SamplingFields):
     """The body of a response."""
 
-    input: str | Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
-    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=256)] | None = None
+    tools: Annotated[list[ResponseTools], Field(max_length=256)] | None = None
     tool_choice: ChoiceName | FunctionChoice | None = None
     n: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
     parallel_tool_calls: bool | None = None
@@ -80,7 +138,7 @@ class ResponseBody(SamplingFields):
     max_tool_calls: WithoutEffect = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     text: TextForm | None = None
-    reasoning: dict[str, JsonValue] | None = None
+    reasoning: Reasoning | None = None
     include: list[Name] | None = None
     previous_response_id: Name | None = None
     truncation: WithoutEffect = None  # a conversation that is too long is refused
@@ -91,56 +149,24 @@ class ResponseBody(SamplingFields):
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
-        messages = [each for index, item in enumerate(self.input) if (each := _message(item, f"input.{index}"))]
+        messages = [each for index, item in enumerate(self.input) if (each := item.plain(f"input.{index}"))]
         if not messages:
             raise invalid("input: holds no message", "input")
         return joined_system([*first, *_calls_joined(messages)])
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
         """Return the plan for tools that are functions, and the types of all other tools, which are left out."""
-        functions, ignored = list[FunctionTool](), list[str]()
-        for tool in self.tools or ():
-            inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]
-            for each in inner if isinstance(inner, list) else []:
-                if isinstance(each, dict) and each.get("type") == "function":
-                    functions.append(FunctionTool.model_validate(each))
-                else:
-                    ignored.append(str(each.get("type") if isinstance(each, dict) else each))
+        groups = (tool.tools or [] if tool.type == "namespace" else [tool] for tool in self.tools or ())
+        offered = [tool for group in groups for tool in group]
+        functions = [
+            FunctionTool.model_validate(tool.model_dump(exclude_unset=True, exclude={"strict", "tools"}))
+            for tool in offered
+            if tool.type == "function"
+        ]
+        ignored = [tool.type for tool in offered if tool.type != "function"]
         choice = self.tool_choice or "auto"
         name = f"function:{choice.name}" if isinstance(choice, FunctionChoice) else choice
         return plan_tools(functions, name, parallel=self.parallel_tool_calls is not False), ignored
-
-
-def _message(item: Mapping[str, Any], param: str) -> dict[str, Any] | None:
-    """Return one item of the input as a message; None for reasoning of earlier turns."""
-    kind = item.get("type", "message")
-    if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
-        return {
-            "role": item["role"],
-            "content": text_of(_content(item.get("content"), param), f"{param}.content") or "",
-        }
-    if kind == "function_call" and isinstance(item.get("name"), str):
-        arguments = arguments_of(str(item.get("arguments") or "{}"), f"{param}.arguments")
-        function = {"name": item["name"], "arguments": arguments}
-        call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = text_of(_content(item.get("output"), param), f"{param}.output") or ""
-        return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output}
-    if kind == "reasoning":
-        return None
-    raise invalid(f"{param}: items of type {str(kind)[:40]!r} are not understood", param)
-
-
-def _content(value: Any, param: str) -> Content:
-    """Return the content of an item, which may be a text or parts."""
-    if value is None or isinstance(value, str):
-        return value
-    return _Parts.model_validate({"content": value}).content
-
-
-class _Parts(ApiFields):
-    content: Content = None
 
 
 def _calls_joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -178,7 +204,7 @@ async def responses(call: Call) -> Response | EventStream:
     unread = [each for each in body.include or () if each != _LOGPROBS]
     call.ignore("x-edgekit-ignored", [f"include.{each}" for each in unread])
     options |= {"schema": plan.schema} if plan.is_forced else form
-    effort = (body.reasoning or {}).get("effort")
+    effort = body.reasoning.effort if body.reasoning else None
     thinking = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else None
     answers = await ask(call, model, PromptJob(body.messages(), options, 1, plan.described, thinking))
     writer = ResponseWriter(model, answers, plan, body, asks_logprobs=asks_logprobs)
@@ -211,8 +237,6 @@ class ResponseWriter:
             "incomplete_details": None,
             "model": model.name,
             "output": [],
-            "tools": body.tools or [],
-            "reasoning": body.reasoning or {"effort": None, "summary": None},
             "truncation": "disabled",
             "previous_response_id": None,
             "store": False,
@@ -221,6 +245,8 @@ class ResponseWriter:
             "usage": None,
             **given,
             "metadata": given["metadata"] or {},
+            "tools": given["tools"] or [],
+            "reasoning": given["reasoning"] or {"effort": None, "summary": None},
             "parallel_tool_calls": given["parallel_tool_calls"] is not False,
             "tool_choice": given["tool_choice"] or "auto",
             "text": {"format": text.get("format") or {"type": "text"}},
