@@ -169,7 +169,7 @@ class ModelSpec(Frozen):
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
-        return _stored_tensors(self)
+        return iter(_tensors(self))
 
     @property
     def parameters(self) -> int:
@@ -181,6 +181,12 @@ class ModelSpec(Frozen):
 def _count_parameters(model: ModelSpec) -> int:
     # Counting walks every tensor, and a planner asks for each candidate.
     return sum(tensor.size for tensor in model.tensors() if tensor.role != "buffer")
+
+
+@lru_cache(maxsize=4)
+def _tensors(model: ModelSpec) -> tuple[Tensor, ...]:
+    # A planner walks over the tensors of one model dozens of times; those of experts are thousands.
+    return tuple(_stored_tensors(model))
 
 
 def _stored_tensors(model: ModelSpec) -> Iterator[Tensor]:

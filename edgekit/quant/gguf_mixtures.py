@@ -6,6 +6,7 @@ In half of the layers, v_proj and down_proj get a finer format. The head gets on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from edgekit.contracts.recipe import GGUF_RECIPES, SMALL, SMALL_BITS, Format, NumberFormat, Recipe, Rule, weight_bytes
 from edgekit.model.spec import ModelSpec
@@ -38,6 +39,7 @@ def _finer_rules(model: ModelSpec, common: NumberFormat) -> Iterator[Rule]:
                 yield Rule(pattern=f"*layers.{index}.{name}", format=Format(kind=_FINER))
 
 
+@lru_cache(maxsize=4)  # a plan asks again for each backend
 def _small(model: ModelSpec) -> Recipe:
     """Store all in q3_k, then give sensitive matrices finer formats while the model stays within `SMALL_BITS`."""
     common = Recipe(name=SMALL.name, rules=(Rule(pattern="*", format=Format(kind="q3_k")),))
