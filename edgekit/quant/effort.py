@@ -36,7 +36,7 @@ _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
 # float32 where products are faster, and numpy's half of a symmetric product takes longer than half of torch's.
 _CONVERTING, _NO_PRODUCTS, _SOFTMAX, _HALF_PRODUCT = 1.3, 0.8, 1.5, 0.85
 _FACTORING = 1.5  # of a product of all inputs: the Hessian's factor and its inverse
-_LOOP_WEIGHTS_PER_S = 7e6  # GPTQ's column loop on one thread
+_LOOP_WEIGHTS_PER_S = 1e7  # GPTQ's column loop, which has one thread
 _ROUNDED_LAYERS = 3  # of floats: as read, in the order of rounding, and as stored
 _RESIDUALS, _INNER = 15, 4  # arrays of a token in a layer: of the residual, and of the feed-forward
 _MOMENTS = 5  # the second moments of a linear's inputs, ordered, damped, factored, inverted, and LAPACK's copies
@@ -113,7 +113,7 @@ def estimated_seconds(spec: ModelSpec, tokens: int = SEQUENCES * LENGTH) -> floa
     computing = multiplying * _CONVERTING / _speed(product_on(torch.device("cpu")))
     computing += (multiplying * _NO_PRODUCTS + others) / _speed(product)
     weights = sum(tensor.size for tensor in linears)
-    return computing + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+    return computing + weights / _LOOP_WEIGHTS_PER_S
 
 
 def calibration_bytes(model: ModelSpec, recipe: Recipe, tokens: int) -> int:

@@ -202,9 +202,9 @@ def losses(model: str) -> list[Loss]:
         weights = next(row for row in rows if row["recipe"] == "balanced at the bytes of IQ4_XS")
         ours.append(loss(f"edgekit, {FEWER_BITS} bits a weight, llamacpp", weights, smaller["bytes"]))
     peers_ = [
-        loss(f"llama.cpp {row['recipe']}", row, row["file_bytes"])
+        loss(f"{row['method']} {row['recipe']}", row, row["file_bytes"])
         for row in rows
-        if row["method"] == "llama.cpp" and row["recipe"] not in stored_name  # the file that all were made from
+        if row["file_bytes"] and row["recipe"] not in stored_name  # the file that all were made from
     ]
     return ours + sorted(peers_, key=lambda each: -each.file_bytes)
 

@@ -1,15 +1,16 @@
 """Measures what recipes lose of real models, and what llama.cpp's own formats lose, and stores it as JSON.
 
     python -m examples.benchmarks.quantisation_figures demo SmolLM2.gguf gemma-3.gguf \\
-        [--llama-cpp PYTHON] [--tokens 2048] [--work FOLDER]
+        [--llama-quantize FILE] [--tokens 2048] [--work FOLDER]
 
 Held-out code, prose and chats (examples/benchmarks/held_out) are cut into windows of 256 tokens, each with the model's
 bos. Every figure is a mean over the positions of a window, against the float model. A row that is stored already is not
 measured again, and FOLDER keeps the weights. `python -m examples.benchmarks.measured_page` shows the rows.
 
-PYTHON is one with llama.cpp's quantiser: `pip install cyllama==0.2.18` in an environment of its own. Without it those
-rows are left out. Its files are read back and computed by the same float32 decoder as all others, so weights are
-compared and not arithmetic: llama.cpp itself also rounds activations to 8 bits.
+FILE is the quantiser of ik_llama.cpp, which has llama.cpp's formats too: `pip install --target FOLDER
+ik-llama-cpp-python==0.1.5` writes it to FOLDER/bin. Without it those rows are left out. It gets an importance matrix of
+the text that edgekit calibrates on. Its files are read back and computed by the same float32 decoder as all others, so
+weights are compared and not arithmetic: llama.cpp itself also rounds activations to 8 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import math
 import statistics
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,7 +47,7 @@ from edgekit.quant.calibration import MAX_SEQUENCES, read_calibration
 from edgekit.quant.effort import DEFAULT_TEXT
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares
-from edgekit.quant.neutral_gguf import write_neutral_gguf
+from edgekit.quant.neutral_gguf import gguf_name, write_neutral_gguf
 from edgekit.quant.pipeline import QUANTISER, neutral_weights
 
 HELD_OUT = Path(__file__).parent / "held_out"
@@ -53,17 +55,9 @@ RESULTS = Path(__file__).parent / "results" / "quality.json"
 KINDS = {"code": "code.txt", "prose": "prose.txt", "chat": "chat.jsonl"}
 WINDOW = 256
 ROWS = 128  # positions whose logits are compared at a time
-LLAMA_CPP = "llama.cpp"
 AT_BYTES = " at the bytes of "  # a budget that promotes linears until the bytes of a format of llama.cpp are used
-FORMATS = {"Q4_0": 2, "IQ4_XS": 30, "Q4_K_M": 15, "Q5_K_M": 17}  # name → llama_ftype
-INSTALL = "pip install cyllama==0.2.18"
-_QUANTISE = """
-import sys
-from cyllama.llama import llama_cpp
-asked = llama_cpp.LlamaModelQuantizeParams()
-asked.ftype, asked.allow_requantize, asked.nthread = int(sys.argv[3]), True, 1
-llama_cpp.model_quantize(sys.argv[1], sys.argv[2], asked)
-"""
+FORMATS = dict.fromkeys(("Q4_0", "IQ4_XS", "Q4_K_M", "Q5_K_M"), "llama.cpp")
+FORMATS |= dict.fromkeys(("IQ4_KS", "IQ4_K", "IQ5_K"), "ik_llama.cpp")
 
 GetTensor = Callable[[str], torch.Tensor]
 Row = dict[str, Any]
@@ -82,12 +76,12 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    found = [Case(name, LLAMA_CPP) for name in FORMATS]
+    found = [Case(*each) for each in FORMATS.items()]
     for name in ("balanced", "s4-g32", "s4-g128", "small"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
     found += [Case(name, "none") for name in (*NATIVE_RECIPES, SMALL.name)]
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none")]
-    found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "Q4_K_M")]
+    found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "IQ4_KS", "IQ4_K", "Q4_K_M")]
     found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
     found.append(Case("balanced-smooth", "gptq", "int8 a token"))  # its inputs are made for this rounding
     for recipe, method in (("balanced", "gptq"), ("float16", "none")):
@@ -194,16 +188,38 @@ def getter(weights: NeutralWeights) -> GetTensor:
     return lambda name: torch.from_numpy(weights.tensor(name))
 
 
-def quantised_file(source: ModelSource, name: str, python: str, folder: Path) -> Path:
-    """The model in the format `name`, without an importance matrix; made once and kept in `folder`."""
+def quantised_file(source: ModelSource, name: str, quantise: str, folder: Path) -> Path:
+    """The model in the format `name`, with an importance matrix; made once and kept in `folder`."""
+    importance = _importance_file(source, folder)
+    return _run_quantiser([quantise, "--imatrix", str(importance)], _float_file(source, folder), name, source, folder)
+
+
+def _run_quantiser(words: list[str], read: Path, name: str, source: ModelSource, folder: Path) -> Path:
+    """Write `read` in another format, unless `folder` has it."""
     file = folder / f"{source.name}-{name}.gguf"
     if not file.exists():
         part = file.with_suffix(".part")
-        words = [python, "-c", _QUANTISE, str(_float_file(source, folder)), str(part), str(FORMATS[name])]
+        words = [*words, "--hide-imatrix", "--allow-requantize", str(read), str(part), name.rpartition(" ")[2], "1"]
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            raise SystemExit(f"llama.cpp did not make {name} of {source.name}:\n{done.stderr[-2000:]}")
+            raise SystemExit(f"llama-quantize did not make {name} of {source.name}:\n{done.stderr[-2000:]}")
         part.rename(file)
+    return file
+
+
+def _importance_file(source: ModelSource, folder: Path) -> Path:
+    """The mean squares of all linears' inputs on the default text, in llama.cpp's first format of such files."""
+    file = folder / f"{source.name}.imatrix"
+    if not file.exists():
+        floats = floats_of(source)
+        text = read_calibration(None, source.folder, vocabulary=source.spec.vocab_size)
+        found = mean_squares(source.spec, text, lambda name: floats[name].numpy(), no_progress)
+        tensors = [tensor for tensor in source.spec.tensors() if tensor.module in found]
+        entries = [struct.pack("<i", len(tensors))]
+        for tensor in tensors:
+            name, values = gguf_name(source.spec, tensor).encode(), found[tensor.module]
+            entries += [struct.pack("<i", len(name)), name, struct.pack("<ii", 1, len(values)), values.tobytes()]
+        write_file(file, b"".join(entries))
     return file
 
 
@@ -221,11 +237,17 @@ def _float_file(source: ModelSource, folder: Path) -> Path:
     return file
 
 
-def floats_and_bytes(source: ModelSource, file: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """The weights of a file as floats, under the source's names, and the bytes of its tensors."""
-    with open_gguf_tensors(file) as stored:
+def floats_and_bytes(
+    source: ModelSource, name: str, quantise: str, folder: Path
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights in the format `name` as floats, under the source's names, and the bytes that they take there."""
+    file = quantised_file(source, name, quantise, folder)
+    back = _run_quantiser([quantise], file, f"{name} as F32", source, folder)
+    with open_gguf_tensors(back) as stored:
         floats = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in source.spec.tensors()}
-        return floats, sum(stored.entries[name].bytes for name in floats)
+        header = back.stat().st_size - sum(entry.bytes for entry in stored.entries.values())
+    back.unlink()
+    return floats, file.stat().st_size - header
 
 
 def native_floats(source: ModelSource, recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -272,9 +294,9 @@ class Subject(NamedTuple):
 
 
 def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> Subject:
-    if case.method == LLAMA_CPP:
-        file = quantised_file(source, case.recipe, options.llama_cpp, options.work)
-        floats, size = floats_and_bytes(source, file)
+    if case.recipe in FORMATS:
+        floats, size = floats_and_bytes(source, case.recipe, options.llama_quantize, options.work)
+        file = quantised_file(source, case.recipe, options.llama_quantize, options.work)
         return Subject(floats.__getitem__, size, file.stat().st_size)
     if (case.recipe, case.method) == (SMALL.name, "none"):
         return small_of_llama_cpp(source)
@@ -302,8 +324,7 @@ def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Re
     recipe = named_recipe(base)
     if not peer:
         return of_model(recipe, source.spec)
-    file = quantised_file(source, peer, options.llama_cpp, options.work)
-    bits = floats_and_bytes(source, file)[1] * 8 / source.spec.parameters
+    bits = floats_and_bytes(source, peer, options.llama_quantize, options.work)[1] * 8 / source.spec.parameters
     return of_model(with_budget(recipe, source.spec, bits), source.spec)
 
 
@@ -342,16 +363,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="held-out tokens of each kind")
     parser.add_argument("--samples", type=int, default=24, help="calibration sequences of 512 tokens")
     parser.add_argument("--only", nargs="*", default=[], help="cases by name, e.g. 's4-g32 gptq' 'Q4_K_M llama.cpp'")
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help=f"one with llama.cpp's quantiser ({INSTALL})")
+    parser.add_argument("--llama-quantize", metavar="FILE", help="the quantiser of ik_llama.cpp")
     parser.add_argument("--work", type=Path, required=True, help="keeps weights and GGUF files for the next time")
     parser.add_argument("--data", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     shape = {"tokens": options.tokens, "calibration_tokens": options.samples * 512}
     chosen = [case for case in cases() if not options.only or case.name in options.only]
-    if not options.llama_cpp:
-        chosen = [case for case in chosen if case.method != LLAMA_CPP and AT_BYTES not in case.recipe]
-        print(f"llama.cpp's formats are left out: give --llama-cpp PYTHON, one after {INSTALL}")
+    if not options.llama_quantize:
+        chosen = [case for case in chosen if case.recipe not in FORMATS and AT_BYTES not in case.recipe]
+        print("llama.cpp's formats are left out: give --llama-quantize FILE")
 
     def keep(row: Row) -> None:
         rows = [old for old in stored_rows(options.data, shape) if identity(old) != identity(row)] + [row]
@@ -363,7 +384,7 @@ def main() -> None:
     for model in options.models:
         source = open_source(model, need_weights=True)
         rows = stored_rows(options.data, shape)
-        done = {identity(row) for row in rows if row["method"] == LLAMA_CPP or row["quantiser"] == QUANTISER}
+        done = {identity(row) for row in rows if row["recipe"] in FORMATS or row["quantiser"] == QUANTISER}
         missing = [case for case in chosen if (source.name, *case) not in done]
         if missing:
             measure(source, missing, options, keep)
