@@ -135,7 +135,11 @@ def array_reader(source: SourceTensors, model: ModelSpec) -> ReadRows:
         shape = source.entry(name).shape
         if shape != shapes[name]:
             raise InvalidInput(f"tensor {quote_short(name)} has shape {shape}, the config asks for {shapes[name]}")
-        return source.floats(name, rows)
+        values = source.floats(name, rows)
+        if not np.isfinite(values).all():
+            near = f", near row {rows.start}" if rows else ""
+            raise InvalidInput(f"tensor {quote_short(name)}: holds values that are not finite{near}")
+        return values
 
     return read
 
@@ -186,10 +190,6 @@ def _write_floats(
     width = int(np.prod(tensor.shape[1:], dtype=np.int64))
     for block in blocks(rows, width):
         values = as_array(read(tensor.name, block))
-        if not np.isfinite(values).all():
-            raise InvalidInput(
-                f"tensor {quote_short(tensor.name)}: holds values that are not finite, near row {block.start}"
-            )
         writer.write(names[tensor.name], as_stored(values, stored, tensor.name), block.start)
 
 
