@@ -93,7 +93,8 @@ def command(
         if as_json:
             click.echo(json.dumps({"event": "refused", "device": device, "error": str(error)}))
         else:
-            click.echo(f"edgekit: not built for {device}: {error}", err=True)
+            reason = str(error).removeprefix(f"{device}: ")
+            click.echo(f"edgekit: not built for {device}: {reason}", err=True)
     return EdgekitError.exit_code if refused else 0
 
 
