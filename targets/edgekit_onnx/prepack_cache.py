@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.common.content_store import ContentStore, Hold
-from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
+from edgekit.common.files import file_sha256, free_bytes, home, write_file
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log, slow
 from edgekit.common.machine_facts import is_marked, machine_key, mark
 from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
-from edgekit.errors import EdgekitError
+from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError, InvalidInput
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.memory import packed_share
 from edgekit_onnx.sessions import arithmetic
@@ -42,7 +41,6 @@ _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
 _SAID_BYTES = 32 << 20  # of weights; fewer are packed in a fraction of a second, which commands do not mention
 _ALIGNMENT = 64  # alignment of packed memory, on which its layout depends
-_REMOVED = "another process has removed the packed weights; weights are copied instead"
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
@@ -62,43 +60,48 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None], *, own: bo
             return PackedFolder(None, "packed weights are turned off (EDGEKIT_PACKED)")
         features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
         name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {features} {arithmetic()}".encode()).hexdigest()
-        path = home() / "packed" / name[:32]
-        hold = Hold.of(path)
-        if is_whole(path) and hold is not None:
-            os.utime(path)
-            return PackedFolder(path, hold=hold)
-        weights = (files / DATA_FILE).stat().st_size
-        needed = int(weights * packed_share(own))
-        if needed > limit:
-            return PackedFolder(
-                None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(path.parent, limit - needed, path)
-        free = free_bytes(path.parent)
-        if free < needed:
-            return PackedFolder(
-                None, f"packed weights need {show_bytes(needed)} in {path.parent}, {show_bytes(free)} are free"
-            )
-        working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE * (not own)), free_memory()
-        if memory is not None and memory.bytes < working:
-            return PackedFolder(
-                None,
-                f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
-                f"free ({memory.source}); weights are copied instead",
-            )
-        say = slow.info if weights >= _SAID_BYTES else log.info
-        say(
-            "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
-            show_bytes(weights),
-        )
-        hold = Hold.of(_make(path, save))
-        return PackedFolder(path if hold is not None else None, "" if hold is not None else _REMOVED, hold)
+        store = ContentStore(home() / "packed")
+
+        def make(folder: Path) -> None:
+            try:
+                _check_room(store, name, limit, files, own=own)
+                _make(folder, name, save)
+            except BaseException:
+                shutil.rmtree(folder)  # a half of packed weights is worth nothing to a later run
+                raise
+
+        folder, hold = store.hold(name, make, _check_whole, lambda holder: log.info("%s packs the same", holder))
+        return PackedFolder(folder, hold=hold)
+    except DoesNotFit as refused:
+        return PackedFolder(None, str(refused))
     except (OSError, EdgekitError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        cause = error.__cause__ if isinstance(error, InvalidInput) else error
+        reason = (isinstance(cause, OSError) and cause.strerror) or str(error)
         return PackedFolder(
             None, f"packed weights cannot be kept in {home() / 'packed'}: {reason}; weights are copied instead"
         )
+
+
+def _check_room(store: ContentStore, name: str, limit: int, files: Path, *, own: bool) -> None:
+    """Make room in the cache. Raises `DoesNotFit` where limit, disk or memory do not allow the packed weights."""
+    weights = (files / DATA_FILE).stat().st_size
+    needed = int(weights * packed_share(own))
+    if needed > limit:
+        raise DoesNotFit(f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}")
+    for left in store.root.glob(".*.part"):
+        store.drop(left)  # of a killed process; stays while a process makes it
+    store.keep_within(limit - needed, spare=name)
+    free = free_bytes(store.root)
+    if free < needed:
+        raise DoesNotFit(f"packed weights need {show_bytes(needed)} in {store.root}, {show_bytes(free)} are free")
+    working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE * (not own)), free_memory()
+    if memory is not None and memory.bytes < working:
+        raise DoesNotFit(
+            f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
+            f"free ({memory.source}); weights are copied instead"
+        )
+    say = slow.info if weights >= _SAID_BYTES else log.info
+    say("packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)", show_bytes(weights))
 
 
 def saving(chosen: Any, folder: Path, name: str) -> Any:
@@ -182,36 +185,20 @@ def probe(session: Any) -> NDArray[Any]:
     return result
 
 
-def _make(place: Path, save: Callable[[Path], None]) -> Path:
-    """Build in a temporary folder, and rename it when all bytes are on disk."""
-    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
-    hold = Hold.of(folder)
-    try:
-        save(folder)
-        for path in folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            refuse_short(path)
-        facts = {
-            path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
-        }
-        write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
-        if is_whole(place):  # another process was faster, and may already use its result
-            shutil.rmtree(folder)
-            return place
-        if place.exists():
-            shutil.rmtree(place)
-        folder.rename(place)
-        sync_folder(place.parent)
-        _mark_whole(place, facts)  # the hashes are those just computed, so the next opening need not compute them again
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not is_whole(place):  # unless another process has made it
-            raise
-    finally:
-        if hold is not None:
-            hold.close()
-    return place
+def _make(folder: Path, name: str, save: Callable[[Path], None]) -> None:
+    """Build in the temporary folder of entry `name`, which is renamed when all bytes are on disk."""
+    for path in folder.iterdir():
+        path.unlink()  # of a process that was killed
+    save(folder)
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        refuse_short(path)
+    facts = {
+        path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
+    }
+    write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
+    _mark_whole(folder, name, facts)  # the hashes are those just computed, so the next opening need not compute them
 
 
 def _not_whole() -> OSError:
@@ -233,6 +220,11 @@ def refuse_short(path: Path) -> None:
                 raise _not_whole()
 
 
+def _check_whole(place: Path) -> None:
+    if not is_whole(place):
+        raise DamagedArtifact(f"{place}: its packed weights are not whole")
+
+
 def is_whole(place: Path) -> bool:
     """Return True if an entry is complete: compares sizes always, and hashes if a file changed since the last check."""
     try:
@@ -243,7 +235,7 @@ def is_whole(place: Path) -> bool:
             return True
         if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
             return False
-        _mark_whole(place, facts)
+        _mark_whole(place, place.name, facts)
         return bool(facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -255,24 +247,8 @@ def _stamp(path: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
 
 
-def _mark_whole(path: Path, names: Iterable[str]) -> None:
-    mark(path.name, "packed", _stamp(path, names))
-
-
-def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:
-    """Remove the least recently used entries beyond `limit_bytes`, and unfinished folders of killed runs."""
-    kept = []
-    for place in folder.iterdir():
-        if place.name.startswith(".making-"):
-            ContentStore(folder).drop(place)  # stays while a process makes it
-        elif place != keep and place.is_dir():
-            kept.append((place.stat().st_mtime, sum(path.stat().st_size for path in place.iterdir()), place))
-    total = sum(size for _, size, _ in kept)
-    for _, size, place in sorted(kept):
-        if total <= limit_bytes:
-            return
-        if not ContentStore(folder).drop(place):
-            total -= size
+def _mark_whole(path: Path, name: str, names: Iterable[str]) -> None:
+    mark(name, "packed", _stamp(path, names))
 
 
 def _limit() -> int:

@@ -30,6 +30,7 @@ from engines import Model, onnx_model
 
 import edgekit
 from edgekit.common.content_store import IN_USE, ContentStore
+from edgekit.common.file_lock import file_lock
 from edgekit.common.free_memory import Free
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -158,24 +159,6 @@ def test_packed_weights_are_built_once_and_agree(
     assert "turned off" in said[0]
     np.testing.assert_array_equal(first, plain)
     np.testing.assert_array_equal(second, plain)
-
-
-def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
-    sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, made = packed.is_whole, {}
-
-    def finds_none_before_the_other_is_done(place: Path) -> bool:
-        if made:
-            return whole(place)
-        made["first"] = None
-        say(sealed)  # the other process
-        made["first"] = (place / packed.MANIFEST).stat().st_ino
-        return False
-
-    monkeypatch.setattr(packed, "is_whole", finds_none_before_the_other_is_done)
-    _, notes = say(sealed)
-    assert notes == () and (kept(home)[0] / packed.MANIFEST).stat().st_ino == made["first"]
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "missing", "no manifest"])
@@ -318,16 +301,15 @@ def test_disk_full_while_saving_leaves_nothing(sealed: Model, home: Path, monkey
 def test_cache_drops_least_recently_used(sealed: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(sealed)
     size = sum(path.stat().st_size for path in kept(home)[0].iterdir())
-    old, older = home / "packed" / "old", home / "packed" / "older"
+    old, older = home / "packed" / f"{'a' * 64}", home / "packed" / f"{'b' * 64}"
     for place, age in ((old, 100), (older, 200)):
         shutil.copytree(kept(home)[-1] if place is old else old, place)
         os.utime(place, (time.time() - age, time.time() - age))
     needed = int((sealed.files / "weights.bin").stat().st_size * packed_share(own=False))
-    shutil.rmtree(next(place for place in kept(home) if not place.name.startswith("old")))
+    shutil.rmtree(next(place for place in kept(home) if place not in (old, older)))
     monkeypatch.setenv("EDGEKIT_PACKED", str(needed + size + 100))
     say(sealed)
-    names = {place.name for place in kept(home)}
-    assert "old" in names and "older" not in names and len(names) == 2
+    assert old in kept(home) and older not in kept(home) and len(kept(home)) == 2
     monkeypatch.setenv("EDGEKIT_PACKED", "1000")
     shutil.rmtree(home / "packed")
     _, notes = say(sealed)
@@ -335,13 +317,17 @@ def test_cache_drops_least_recently_used(sealed: Model, home: Path, monkeypatch:
 
 
 def test_leftovers_of_killed_process_are_removed(sealed: Model, home: Path) -> None:
-    left = home / "packed" / ".making-left"
-    left.mkdir(parents=True)
-    held = home / "packed" / ".making-held"
-    held.mkdir()
-    with ContentStore(home / "packed").holding(held):
+    say(sealed)
+    (whole,) = kept(home)
+    left, held, own = (home / "packed" / f".{key}.part" for key in ("a" * 64, "b" * 64, whole.name))
+    for folder in (left, held):
+        folder.mkdir()
+    whole.rename(own)
+    (own / "left").write_bytes(b"by the same process")
+    with file_lock(home / "packed" / f".{'b' * 64}.lock", None, ""):
         say(sealed)
-    assert not left.exists() and held.exists()
+    assert not left.exists() and held.exists() and not own.exists()
+    assert packed.is_whole(whole) and not (whole / "left").exists()
 
 
 def test_packed_weights_are_held_while_an_engine_is_open(sealed: Model, home: Path) -> None:
