@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import edgekit
 from edgekit.cli._batch import BatchLine, answers_to, questions
 from edgekit.common.progress import Progress
-from edgekit.common.ray_map import executor_of
+from edgekit.common.ray_map import results_on_ray
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.runtime.open_options import OpenOptions
@@ -49,18 +50,14 @@ def answer_on_ray(
         lines = [one for one in every_line if one.name not in answers.names]
         tasks = [BatchTask(str(artifact.absolute()), opening, options, part) for part in _parts(lines)]
         progress(len(answers.names), total, "answers")
-
-        def write(place: int, results: list[dict[str, Any]] | EdgekitError) -> None:
-            nonlocal failed
-            if isinstance(results, EdgekitError):
-                results = [{"id": line.name, "error": str(results)} for line in tasks[place].lines]
-            for result in results:
-                failed += "error" in result
-                answers.write(result)
-            progress(len(answers.names), total, "answers")
-
-        with executor_of(address, (artifact.absolute(),)) as execute:
-            execute(answer_task, tasks, lambda *_: None, write)
+        with closing(results_on_ray(address, (artifact.absolute(),), answer_task, tasks)) as tasks_done:
+            for place, results in tasks_done:
+                if isinstance(results, EdgekitError):
+                    results = [{"id": line.name, "error": str(results)} for line in tasks[place].lines]
+                for result in results:
+                    failed += "error" in result
+                    answers.write(result)
+                progress(len(answers.names), total, "answers")
     return failed
 
 
@@ -69,7 +66,7 @@ def _parts(lines: list[BatchLine]) -> Iterator[tuple[BatchLine, ...]]:
         yield tuple(lines[start : start + _LINES_A_TASK])
 
 
-def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
+def answer_task(task: BatchTask) -> list[dict[str, Any]]:
     """Answer the lines of one task; runs in a worker, which keeps the artifact open for its next task."""
     runtime = _opened(task.artifact, task.opening)
     return list(answers_to(runtime, task.options, task.lines))

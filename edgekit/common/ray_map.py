@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from edgekit.common.files import write_file
-from edgekit.common.progress import Progress
 from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, TargetMissing, quote_short
 
 LOCAL = "local"
@@ -25,27 +23,14 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Executor(Protocol):
-    def __call__(
-        self,
-        do: Callable[[Job, Progress], Result],
-        tasks: Sequence[Job],
-        progress: Progress,
-        landed: Callable[[int, Result | EdgekitError], None] = ...,
-    ) -> list[Result | EdgekitError]:
-        """Return each task's result, or the `EdgekitError` that it raised, in order; other errors propagate.
+def results_on_ray(
+    address: str, folders: Sequence[Path], do: Callable[[Job], Result], tasks: Sequence[Job]
+) -> Generator[tuple[int, Result | EdgekitError]]:
+    """Run tasks on the Ray cluster at `address`, as many concurrently as it has CPUs; its nodes must see `folders`.
 
-        `landed` is called with the index and the result of each task when it ends, in any order.
-        """
-
-
-def _ignore(index: int, result: object) -> None:
-    """The default of `landed`: do nothing."""
-
-
-@contextmanager
-def executor_of(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
-    """Connect to the Ray cluster at `address`; its nodes must see `folders`."""
+    Yields the index of each task when it ends, in any order, with its result or the `EdgekitError` that it raised;
+    other errors propagate. Close the iterator to leave the cluster early.
+    """
     _check_address(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -64,7 +49,11 @@ def executor_of(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
         ) from error
     try:
         _check_nodes(ray, folders)
-        yield _Cluster(ray)
+        remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_remote_task)
+        waiting = {remote.remote(do, task): place for place, task in enumerate(tasks)}
+        while waiting:
+            for reference in ray.wait(list(waiting), timeout=1.0)[0]:
+                yield waiting.pop(reference), _fetched(ray, reference)
     finally:
         ray.shutdown()
 
@@ -86,52 +75,25 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-class _Cluster:
-    """Runs as many tasks concurrently as the cluster has CPUs."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-
-    def __call__(
-        self,
-        do: Callable[[Job, Progress], Result],
-        tasks: Sequence[Job],
-        progress: Progress,
-        landed: Callable[[int, Result | EdgekitError], None] = _ignore,
-    ) -> list[Result | EdgekitError]:
-        ray = self._ray
-        remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_remote_task)
-        waiting = {remote.remote(do, task): place for place, task in enumerate(tasks)}
-        results: dict[int, Result | EdgekitError] = {}
-        name = "on the cluster"
-        progress(0, len(tasks), name)
-        while waiting:
-            for reference in ray.wait(list(waiting), timeout=1.0)[0]:
-                place = waiting.pop(reference)
-                results[place] = self._fetched(reference)
-                landed(place, results[place])
-                progress(len(results), len(tasks), name)
-        return [results[place] for place in range(len(tasks))]
-
-    def _fetched(self, reference: Any) -> Any:
-        errors = self._ray.exceptions
-        try:
-            value, refused = self._ray.get(reference)
-        except (
-            errors.WorkerCrashedError,
-            errors.NodeDiedError,
-            errors.OutOfMemoryError,
-            errors.ObjectLostError,
-        ) as lost:
-            words = (str(lost).strip().splitlines() or [type(lost).__name__])[0]
-            return TargetFailed(f"ray: its worker was lost {_RETRIES + 1} times: {words[:300]}")
-        return value if refused is None else TargetFailed(refused)
+def _fetched(ray: Any, reference: Any) -> Any:
+    errors = ray.exceptions
+    try:
+        value, refused = ray.get(reference)
+    except (
+        errors.WorkerCrashedError,
+        errors.NodeDiedError,
+        errors.OutOfMemoryError,
+        errors.ObjectLostError,
+    ) as lost:
+        words = (str(lost).strip().splitlines() or [type(lost).__name__])[0]
+        return TargetFailed(f"ray: its worker was lost {_RETRIES + 1} times: {words[:300]}")
+    return value if refused is None else TargetFailed(refused)
 
 
-def _remote_task(do: Callable[[Job, Progress], Result], task: Job) -> tuple[Result | None, str | None]:
+def _remote_task(do: Callable[[Job], Result], task: Job) -> tuple[Result | None, str | None]:
     """Run one task in a worker. Errors are returned as text, because not all of ours can be pickled."""
     try:
-        return do(task, lambda *_: None), None
+        return do(task), None
     except EdgekitError as error:
         return None, str(error)
 

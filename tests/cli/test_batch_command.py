@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import edgekit
 from edgekit import OpenOptions
 from edgekit.cli import _batch_on_ray, command
 from edgekit.cli._batch_on_ray import answer_on_ray, answer_task
-from edgekit.common.ray_map import Executor
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, TargetFailed
 
@@ -199,20 +197,17 @@ def names_in(path: Path) -> list[str]:
     return [json.loads(line)["id"] for line in path.read_text().splitlines()]
 
 
-def in_order(do: Any, tasks: Any, progress: Any, landed: Any) -> list[Any]:
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run tasks one after the other in this process."""
-    results = []
-    for index, task in enumerate(tasks):
-        try:
-            results.append(do(task, progress))
-        except EdgekitError as error:
-            results.append(error)
-        landed(index, results[-1])
-    return results
 
+    def results(address: str, folders: Any, do: Any, tasks: Any) -> Iterator[Any]:
+        for index, task in enumerate(tasks):
+            try:
+                yield index, do(task)
+            except EdgekitError as error:
+                yield index, error
 
-def in_this_process(monkeypatch: pytest.MonkeyPatch, execute: Executor = in_order) -> None:
-    monkeypatch.setattr(_batch_on_ray, "executor_of", lambda *_: nullcontext(execute))
+    monkeypatch.setattr(_batch_on_ray, "results_on_ray", results)
 
 
 def test_interrupted_batch_continues_with_missing_lines(
@@ -221,11 +216,11 @@ def test_interrupted_batch_continues_with_missing_lines(
     output, asked = on_ray.parent / "answers.jsonl", []
     in_this_process(monkeypatch)
 
-    def stops_after_three(task: object, progress: object) -> object:
+    def stops_after_three(task: object) -> object:
         asked.append(task)
         if len(asked) == 4:
             raise KeyboardInterrupt
-        return answer_task(task, progress)  # type: ignore[arg-type]
+        return answer_task(task)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_batch_on_ray, "answer_task", stops_after_three)
     with pytest.raises(KeyboardInterrupt):
@@ -241,7 +236,7 @@ def test_a_failed_task_gives_an_error_per_line(on_ray: Path, prompts: Path, monk
     output = on_ray.parent / "answers.jsonl"
     in_this_process(monkeypatch)
 
-    def fails(task: object, progress: object) -> object:
+    def fails(task: object) -> object:
         raise TargetFailed("its worker was lost")
 
     monkeypatch.setattr(_batch_on_ray, "answer_task", fails)

@@ -7,33 +7,32 @@ import signal
 import time
 from pathlib import Path
 
-from edgekit.common.progress import Progress
 from edgekit.errors import OutOfSpace
 
 
-def who(task: int, progress: Progress) -> tuple[int, int, str]:
+def who(task: int) -> tuple[int, int, str]:
     import ray
 
     time.sleep(0.5)
     return task, os.getpid(), str(ray.get_runtime_context().get_node_id())
 
 
-def doubled(task: int, progress: Progress) -> int:
+def doubled(task: int) -> int:
     if task == 3:
         raise OutOfSpace("/disk", 10, 5)
     return 2 * task
 
 
-def broken(task: int, progress: Progress) -> int:
+def broken(task: int) -> int:
     raise ZeroDivisionError("a bug")
 
 
-def dies_once(mark: Path, progress: Progress) -> str:
+def dies_once(mark: Path) -> str:
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
 
 
-def dies(task: int, progress: Progress) -> None:
+def dies(task: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
