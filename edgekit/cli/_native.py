@@ -15,7 +15,7 @@ from edgekit.cli._options import given_options
 from edgekit.common.bounds import MAX_SEED
 from edgekit.common.footprint import footprint
 from edgekit.common.free_memory import free_memory
-from edgekit.contracts.native_loop import LoopMemory, LoopOpener
+from edgekit.contracts.native_loop import LoopOpener, NativeMemory
 from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
 from edgekit.planner.memory import load_of, predict
@@ -82,7 +82,7 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
     return RunResult(answer.text, answer.finish_reason, options["seed"], len(answer.tokens), figures, bool(caught))
 
 
-def _report(plan: Plan, before: int | None, memory: LoopMemory) -> MemoryReport:
+def _report(plan: Plan, before: int | None, memory: NativeMemory) -> MemoryReport:
     """Compare the loop's memory with the plan's. `before`: private bytes of this process before the opening."""
     predicted = plan.estimate
     runtime = None if before is None or memory.engine is None else before + memory.engine

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
-class LoopAnswer(Protocol):
-    """A whole answer, its tokens and its times."""
+class NativeAnswer(NamedTuple):
+    """A generated text, and the tokens behind it."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
     drafted_tokens: int
     accepted_tokens: int
     prefill_s: float
     decode_s: float
 
 
-class LoopMemory(Protocol):
-    """Bytes of an opened artifact. None: this system does not count them."""
+class NativeMemory(NamedTuple):
+    """Bytes of an opened model. None: this system does not count them."""
 
-    weights: int | None  # resident pages of mapped files
-    engine: int | None  # private: what opening took
-    cache: int  # bytes of a full cache
+    weights: int | None  # resident pages of mapped files, which the system may drop
+    engine: int | None  # private: what opening took, with packed weights
+    cache: int  # once it is full
     cache_used: int
     activations: int | None  # private: what was taken since, without the cache
     process_private: int | None
+    process_peak: int | None  # resident at once, files included
 
 
 class LoopStream(Protocol):
@@ -37,7 +38,7 @@ class LoopStream(Protocol):
 
     def __iter__(self) -> Iterator[str]: ...
 
-    def answer(self) -> LoopAnswer:
+    def answer(self) -> NativeAnswer:
         """Wait for the end and return the whole answer."""
         ...
 
@@ -55,7 +56,7 @@ class OpenedLoop(Protocol):
         """Answer a text or messages; options are fields of `edgekit_options` in edgekit_native.h."""
         ...
 
-    def memory(self) -> LoopMemory:
+    def memory(self) -> NativeMemory:
         """Measure the memory now; not while an answer is being generated."""
         ...
 

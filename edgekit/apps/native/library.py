@@ -22,8 +22,9 @@ from ctypes import (
 )
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
 from edgekit.errors import InvalidInput, TargetMissing
 
 _OnText = CFUNCTYPE(None, c_void_p, POINTER(c_char), c_size_t)
@@ -109,32 +110,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_memory_of": (c_int, [c_void_p, POINTER(_Memory)]),
     "edgekit_cancel": (None, [c_void_p]),
 }
-
-
-class NativeAnswer(NamedTuple):
-    """A generated text, and the tokens behind it."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt, not computed again
-    drafted_tokens: int
-    accepted_tokens: int
-    prefill_s: float
-    decode_s: float
-
-
-class NativeMemory(NamedTuple):
-    """Bytes of an opened model. None: this system does not count them."""
-
-    weights: int | None  # resident pages of mapped files, which the system may drop
-    engine: int | None  # private: what opening took, with packed weights
-    cache: int  # once it is full
-    cache_used: int
-    activations: int | None  # private: what was taken since, without the cache
-    process_private: int | None
-    process_peak: int | None  # resident at once, files included
 
 
 class NativeLibrary:

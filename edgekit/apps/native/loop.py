@@ -10,8 +10,9 @@ from threading import Thread
 from typing import Any
 
 from edgekit.apps.native.build import executorch_folder, find_built
-from edgekit.apps.native.library import NativeAnswer, NativeLibrary, NativeMemory, NativeModel
+from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.contracts.drafter import LOOKUP_TOKENS
+from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
 from edgekit.errors import TargetMissing
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
