@@ -16,6 +16,7 @@ from edgekit.contracts.plan import Plan as Plan
 from edgekit.contracts.recipe import Recipe as Recipe
 from edgekit.device.load import load_profile as load_profile
 from edgekit.errors import EdgekitError as EdgekitError
+from edgekit.formats.safetensors_writer import TensorWriter as TensorWriter
 from edgekit.model.lora import read_adapter as read_adapter
 from edgekit.model.source import ModelSource as ModelSource, open_source as open_source, open_tensors as open_tensors
 from edgekit.model.spec import ModelSpec as ModelSpec

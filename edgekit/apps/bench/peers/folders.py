@@ -6,16 +6,15 @@ MLX and Olive keep the same integers and scales; tensors that their formats cann
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from math import prod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit import NeutralWeights
-from edgekit.common.files import disk_full, write_file
+from edgekit import NeutralWeights, TensorWriter
+from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import bits_of, on_disk
 from edgekit.errors import Unsupported
@@ -30,15 +29,16 @@ def write_float(weights: NeutralWeights, folder: Path) -> None:
     """Write every weight as integer × scale in float32, for transformers: the exact values of the artifact."""
     tensors = {on_disk(weights.model, tensor.name): tensor for tensor in weights.model.tensors()}
 
-    def values() -> Iterator[NDArray[np.float32]]:
-        for tensor in tensors.values():
+    folder.mkdir(parents=True, exist_ok=True)
+    with TensorWriter(folder / _FILE, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}) as file:
+        for name, tensor in tensors.items():
             if len(tensor.shape) < 2 or tensor.module not in weights.modules():
-                yield weights.floats(tensor.name)
+                file.write(name, weights.floats(tensor.name))
                 continue
             for start in range(0, tensor.shape[0], _ROWS_AT_ONCE):
-                yield weights.dequantised(tensor.module, slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE)))
-
-    _write(folder, {name: (np.dtype(np.float32), tensor.shape) for name, tensor in tensors.items()}, values())
+                rows = slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE))
+                file.write(name, weights.dequantised(tensor.module, rows), start)
+        file.seal()
     _write_config(weights, folder, {"dtype": "float32", "torch_dtype": "float32"})
 
 
@@ -111,25 +111,12 @@ def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, ND
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, NDArray[Any]]]) -> None:
     """Write all tensors from memory: a benchmarked model fits this machine."""
     matrices = dict(tensors)
-    _write(folder, {name: (values.dtype, values.shape) for name, values in matrices.items()}, matrices.values())
-
-
-def _write(
-    folder: Path, tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], values: Iterable[NDArray[Any]]
-) -> None:
-    """Write a safetensors file of the values of all tensors, one after the other."""
-    header, size = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        start, size = size, size + dtype.itemsize * prod(shape)
-        header[name] = {"dtype": _TYPES[dtype.name], "shape": shape, "data_offsets": [start, size]}
-    described = json.dumps(header).encode()
-    described += b" " * (-len(described) % 8)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _FILE
-    with disk_full(path, size), path.open("wb") as file:
-        file.write(len(described).to_bytes(8, "little") + described)
-        for each in values:
-            file.write(np.ascontiguousarray(each).data)
+    described = {name: (_TYPES[values.dtype.name], values.shape) for name, values in matrices.items()}
+    with TensorWriter(folder / _FILE, described) as file:
+        for name, values in matrices.items():
+            file.write(name, values)
+        file.seal()
 
 
 def _write_config(weights: NeutralWeights, folder: Path, update: dict[str, Any]) -> None:
