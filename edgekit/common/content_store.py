@@ -200,7 +200,9 @@ class ContentStore:
         return True
 
     def _lock(self, key: str, waiting: Callable[[str], None] | None) -> AbstractContextManager[bool]:
-        return file_lock(self.root / f".{key}.lock", waiting, "choose another with --store")
+        is_ours = home() in self.root.parents
+        fix = "set EDGEKIT_HOME to a folder that can be written" if is_ours else "choose another with --store"
+        return file_lock(self.root / f".{key}.lock", waiting, fix)
 
 
 def bounded_store(name: str) -> ContentStore:

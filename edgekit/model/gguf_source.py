@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.common.content_store import Hold
-from edgekit.common.files import home, sync_folder, write_file
+from edgekit.common.content_store import ContentStore, Hold
+from edgekit.common.files import home, write_file
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_tensors import GgufTensors, TensorView, open_shards, stem_of
@@ -126,10 +124,12 @@ def _described(shards: Sequence[GgufFile], second: str | None) -> HuggingFaceMod
 
 def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel, second: str | None) -> tuple[Path, Hold]:
     """Return the folder of a model's converted files, which is written atomically, and its hold."""
-    path = home() / "gguf" / _key(shards, second)
-    while (hold := Hold.of(path)) is None:
-        _write(path, _small_files(shards[0].metadata, described, str(shards[0].path)))
-    return path, hold
+
+    def make(folder: Path) -> None:
+        for name, data in _small_files(shards[0].metadata, described, str(shards[0].path)).items():
+            write_file(folder / name, data)
+
+    return ContentStore(home() / "gguf").hold(_key(shards, second), make, check=lambda folder: None)
 
 
 def _key(shards: Sequence[GgufFile], second: str | None) -> str:
@@ -146,23 +146,3 @@ def _key(shards: Sequence[GgufFile], second: str | None) -> str:
 def _small_files(metadata: Mapping[str, Any], described: HuggingFaceModel, where: str) -> dict[str, bytes]:
     config = described.config | token_ids(metadata, where)
     return {"config.json": (json.dumps(config, indent=1) + "\n").encode()} | tokenizer_files(metadata, where)
-
-
-def _write(path: Path, files: Mapping[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    hold = Hold.of(staging)
-    try:
-        for name, data in files.items():
-            write_file(staging / name, data)
-        staging.chmod(0o755)
-        try:
-            staging.rename(path)
-        except OSError:
-            if not path.is_dir():  # otherwise another process was first, with the same bytes
-                raise
-        sync_folder(path.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        if hold is not None:
-            hold.close()
