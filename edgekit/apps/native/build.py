@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -45,31 +44,23 @@ def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
         raise TargetMissing(reason)
     options = _options(sanitize, executorch)
     key = _key(options)
-    place = _place(key)
-    if (place / _NAME).is_file():
-        return place / _NAME
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=".making-", dir=place.parent) as name,
-        ContentStore(place.parent).holding(folder := Path(name)),
-    ):
+
+    def make(folder: Path) -> None:
         run("cmake", "-S", SOURCES, "-B", folder / "build", *options)
         run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
         if _key(options) != key:
             raise TargetFailed("native: the sources changed while they were compiled; compile them again")
-        made = folder / "made"
-        made.mkdir()
-        (folder / "build" / _NAME).rename(made / _NAME)
-        if not place.exists():  # another process may have been faster
-            made.rename(place)
-    return place / _NAME
+        (folder / "build" / _NAME).rename(folder / _NAME)
+        shutil.rmtree(folder / "build")
+
+    return _store().get(key, make, check=lambda folder: None) / _NAME
 
 
 def find_built(*, executorch: Path | None = None) -> Path | None:
     """Return the library that `build` made from these sources; None without one."""
-    if missing() or not _place("").is_dir():
+    if missing() or not _store().root.is_dir():
         return None
-    found = _place(_key(_options(False, executorch))) / _NAME
+    found = _store().root / _key(_options(False, executorch)) / _NAME
     return found if found.is_file() else None
 
 
@@ -88,8 +79,8 @@ def _options(sanitize: bool, executorch: Path | None) -> list[str]:
     return options
 
 
-def _place(key: str) -> Path:
-    return home() / "native" / key
+def _store() -> ContentStore:
+    return ContentStore(home() / "native")
 
 
 def _key(options: Sequence[str]) -> str:
@@ -101,7 +92,7 @@ def _key(options: Sequence[str]) -> str:
     sources = [path for folder in ("src", "executorch") for path in (SOURCES / folder).iterdir()]
     for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *sources]):
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def run(*command: object) -> str:
