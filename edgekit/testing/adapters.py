@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.common.files import write_file
+from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.lora import CONFIG, WEIGHTS, adaptable
 
 if TYPE_CHECKING:
@@ -44,15 +45,8 @@ def write_adapter(
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / CONFIG, json.dumps(said, indent=1).encode())
-    write_file(folder / WEIGHTS, safetensors_of(tensors))
+    with TensorWriter(folder / WEIGHTS, {name: ("F32", values.shape) for name, values in tensors.items()}) as file:
+        for name, values in tensors.items():
+            file.write(name, values)
+        file.seal()
     return folder
-
-
-def safetensors_of(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Return the bytes of a safetensors file."""
-    header, start = {}, 0
-    for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [start, start + values.nbytes]}
-        start += values.nbytes
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(values.tobytes() for values in tensors.values())

@@ -18,7 +18,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported, vendor_errors
 from edgekit_executorch.layout import INT8_BITS, LAYOUT_VERSION, PROGRAM, Sizes, description, feature_layers
 from edgekit_executorch.quiet import quiet_output
-from edgekit_executorch.versions import require_pair, versions
+from edgekit_executorch.versions import require, versions
 
 BACKENDS = ("xnnpack", "coreml", "vulkan")
 _GRAPH = 2  # raised whenever an equal plan is lowered to another graph, so that a stored program is not taken for it
@@ -26,7 +26,7 @@ _GRAPH = 2  # raised whenever an equal plan is lowered to another graph, so that
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
     """Write the program into the empty directory `out`. Raises `Unsupported` if the plan cannot be lowered."""
-    require_pair()
+    require(to_export=True)
 
     def make(folder: Path) -> None:
         with vendor_errors("executorch"), quiet_output():

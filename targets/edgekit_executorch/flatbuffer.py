@@ -40,12 +40,19 @@ class Flat:
 
     def table(self, table: int, field: int) -> int | None:
         """Return the table that a field refers to; None if the field is not set."""
-        place = self._field(table, field)
+        place = self.place(table, field)
         return None if place is None else place + self._unsigned(place)
 
     def place(self, table: int, field: int) -> int | None:
         """Return the offset of a field's bytes in the file; None if the field has its default and is not written."""
-        return self._field(table, field)
+        (back,) = struct.unpack_from("<i", self._data, self._inside(table, 4))
+        layout = self._inside(table - back, 4)
+        (length,) = struct.unpack_from("<H", self._data, layout)
+        place = 4 + 2 * field
+        if place + 2 > length:
+            return None
+        (offset,) = struct.unpack_from("<H", self._data, self._inside(layout + place, 2))
+        return table + offset if offset else None
 
     def union(self, table: int, field: int) -> tuple[int, int] | None:
         """Return the kind and the table of a union: the kind is in `field`, the table in the next field."""
@@ -60,7 +67,7 @@ class Flat:
 
     def number(self, table: int, field: int, form: str = "I", default: int = 0) -> int:
         """Return a number in the `struct` format `form`; for a field that is not written, `default`."""
-        place = self._field(table, field)
+        place = self.place(table, field)
         if place is None:
             return default
         return int(struct.unpack_from(f"<{form}", self._data, self._inside(place, struct.calcsize(form)))[0])
@@ -76,7 +83,7 @@ class Flat:
         return start, count
 
     def text(self, table: int, field: int) -> str:
-        place = self._field(table, field)
+        place = self.place(table, field)
         if place is None:
             return ""
         start = place + self._unsigned(place)
@@ -85,7 +92,7 @@ class Flat:
         return self._data[start + 4 : start + 4 + min(length, _MAX_TEXT)].decode()
 
     def _vector(self, table: int, field: int, most: int = _MAX_ENTRIES) -> tuple[int, int]:
-        place = self._field(table, field)
+        place = self.place(table, field)
         if place is None:
             return 0, 0
         start = place + self._unsigned(place)
@@ -93,16 +100,6 @@ class Flat:
         if count > most:
             raise LimitExceeded(f"a program with {count:,} entries in one list; at most {most:,} are read")
         return start + 4, count
-
-    def _field(self, table: int, field: int) -> int | None:
-        (back,) = struct.unpack_from("<i", self._data, self._inside(table, 4))
-        layout = self._inside(table - back, 4)
-        (length,) = struct.unpack_from("<H", self._data, layout)
-        place = 4 + 2 * field
-        if place + 2 > length:
-            return None
-        (offset,) = struct.unpack_from("<H", self._data, self._inside(layout + place, 2))
-        return table + offset if offset else None
 
     def _unsigned(self, index: int) -> int:
         (number,) = struct.unpack_from("<I", self._data, self._inside(index, 4))

@@ -17,7 +17,7 @@ from edgekit_executorch.inspection import Contents, read_contents
 from edgekit_executorch.layout import EXIT, LAYOUTS, STEP, append_in, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
-from edgekit_executorch.versions import require_runtime, versions
+from edgekit_executorch.versions import require, versions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class LoadedProgram:
     """A program in memory, with its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        require_runtime()
+        require()
         self.contents: Contents = read_contents(path)
         self.path = path
         with vendor_errors("executorch"), quiet_output():
@@ -80,13 +80,13 @@ class LoadedProgram:
             raise DamagedArtifact(f"{self.path}: {name} is {quote_short(value)}, a number is needed; export it again")
         return value
 
-    def cache(self, method: str | None = None) -> list[NDArray[Any]]:
+    def cache(self) -> list[NDArray[Any]]:
         """Return views [head, slot, dim] of each layer's keys and values. Writing to them changes the cache.
 
         8-bit keys are followed by their scales and zero points, both [head, slot, 1]; values likewise.
         """
         with vendor_errors("executorch"), quiet_output():
-            private = self._method(method or self._append)._method
+            private = self._method(self._append)._method
             return [
                 private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
                 for index in range(self.layers)

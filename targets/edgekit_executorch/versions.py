@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
+from edgekit.common.packages import versions_of
 from edgekit.errors import TargetMissing
 
 # executorch's series → the torch and torchao that it was built for, and tested with here.
@@ -13,13 +12,7 @@ _INSTALL = "pip install 'edgekit[executorch]'"
 
 def versions() -> dict[str, str]:
     """Return the installed versions of the packages that a program depends on."""
-    installed = {}
-    for name in ("executorch", "torch", "torchao"):
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed
+    return versions_of(("executorch", "torch", "torchao"))
 
 
 def clash(installed: dict[str, str], *, to_export: bool = False) -> str | None:
@@ -45,19 +38,12 @@ def clash(installed: dict[str, str], *, to_export: bool = False) -> str | None:
     return None
 
 
-def require_pair() -> None:
-    """Raise `TargetMissing` unless a program can be lowered on this machine."""
-    reason = clash(versions(), to_export=True)
+def require(*, to_export: bool = False) -> None:
+    """Raise `TargetMissing` unless a program can run on this machine, or be lowered."""
+    reason = clash(versions(), to_export=to_export)
     if reason:
         raise TargetMissing(reason)
 
 
 def _series(text: str) -> str:
     return ".".join(text.split("+")[0].split(".")[:2])
-
-
-def require_runtime() -> None:
-    """Raise `TargetMissing` unless a program can run on this machine."""
-    reason = clash(versions())
-    if reason:
-        raise TargetMissing(reason)

@@ -50,9 +50,8 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     recipe = plan.recipe if plan.recipe.is_native() else weights.recipe
     floats = float_type(plan)
     packed = packings(plan.model, recipe)
-    expected = {stored.name: (stored.dtype, stored.shape) for stored in stored_tensors(plan.model, packed, floats)}
     tensors = file_tensors(plan.model)
-    with TensorWriter(out / WEIGHTS, expected) as file:
+    with TensorWriter(out / WEIGHTS, stored_tensors(plan.model, packed, floats)) as file:
         writing = _Writing(file, weights, floats)
         for done, (tensor, parts) in enumerate(tensors):
             progress(done, len(tensors), tensor.name)

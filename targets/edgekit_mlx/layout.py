@@ -6,7 +6,6 @@ symmetric integers have the bias -2^(bits-1) × scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,14 +39,6 @@ class MlxPacking(NamedTuple):
     def config(self) -> dict[str, Any]:
         """Return the packing's fields in `config.json`."""
         return {"group_size": self.group, "bits": self.bits, "mode": self.mode}
-
-
-class MlxTensor(NamedTuple):
-    """One tensor of the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def float_type(plan: Plan) -> FloatType:
@@ -148,20 +139,24 @@ def packings(model: ModelSpec, recipe: Recipe) -> dict[str, MlxPacking | None]:
     return packed
 
 
-def stored_tensors(model: ModelSpec, packed: dict[str, MlxPacking | None], floats: str) -> Iterator[MlxTensor]:
-    """Yield every tensor of the file."""
+def stored_tensors(
+    model: ModelSpec, packed: dict[str, MlxPacking | None], floats: str
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of every tensor of the file."""
+    stored: dict[str, tuple[str, tuple[int, ...]]] = {}
     for tensor, _ in file_tensors(model):
         name, module = on_disk(model, tensor.name), module_on_disk(model, tensor)
         packing = packed.get(module) if is_module(tensor) else None
         if packing is None:
-            yield MlxTensor(name, floats, tensor.shape)
+            stored[name] = (floats, tensor.shape)
             continue
         *outputs, inputs = tensor.shape
         groups = (*outputs, inputs // packing.group)
-        yield MlxTensor(name, "U32", (*outputs, inputs * packing.bits // 32))
-        yield MlxTensor(f"{module}.scales", floats if packing.has_biases else "U8", groups)
+        stored[name] = ("U32", (*outputs, inputs * packing.bits // 32))
+        stored[f"{module}.scales"] = (floats if packing.has_biases else "U8", groups)
         if packing.has_biases:
-            yield MlxTensor(f"{module}.biases", floats, groups)
+            stored[f"{module}.biases"] = (floats, groups)
+    return stored
 
 
 def as_stored(values: NDArray[np.float32], floats: FloatType) -> NDArray[Any]:

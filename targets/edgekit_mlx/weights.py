@@ -174,7 +174,7 @@ def _check(model: ModelSpec, files: Path, packed: dict[str, MlxPacking | None]) 
     floats = next((entry.dtype for name, entry in entries.items() if name.endswith("norm.weight")), "none")
     if floats not in _FLOATS:
         raise DamagedArtifact(f"{files / WEIGHTS}: norms are stored as {floats}; export again")
-    for name, dtype, shape in stored_tensors(model, packed, floats):
+    for name, (dtype, shape) in stored_tensors(model, packed, floats).items():
         entry = entries.pop(name, None)
         if entry is None or (entry.dtype, entry.shape) != (dtype, shape):
             actual = "is missing" if entry is None else f"is {entry.dtype} {list(entry.shape)}"

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.lora import CONFIG, WEIGHTS, adaptable, check_adapter_name, read_adapter
 from edgekit.model.spec import ModelSpec
 from edgekit.testing import fake_model, write_adapter
-from edgekit.testing.adapters import safetensors_of
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def rewritten(place: Path, model: ModelSpec, change: Any) -> Path:
     with TensorFolder.open(place / WEIGHTS) as stored:
         tensors = {name: stored.floats(name) for name in stored.entries}
     change(tensors)
-    (place / WEIGHTS).write_bytes(safetensors_of(tensors))
+    (place / WEIGHTS).write_bytes(save(tensors))
     return place
 
 
