@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from threading import Timer
 from typing import Any, NamedTuple
 
 from edgekit.common import machine_facts as facts
@@ -27,13 +25,14 @@ from edgekit.common.cores import cores_allowed
 from edgekit.common.environment import environment_choice
 from edgekit.common.log import log
 from edgekit.common.packages import version_of, versions_of
+from edgekit.common.subprocesses import PipedProcess
 from edgekit.contracts.recipe import named_recipe
 from edgekit.enginekit.spinning import spin_us
 from edgekit.model.families import model_from_config
 from edgekit.model.spec import ModelSpec
 
 RECIPE, PROMPT, DECODED, CONTEXT = "s4-g32", 128, 24, 512
-_SUBJECT, _ROUNDS, _LIMIT_S = "this-machine", 5, 120.0
+_SUBJECT, _ROUNDS, _LIMIT_S, _ANSWER_BYTES = "this-machine", 5, 120.0, 1024
 _VENDORS = ("onnxruntime", "onnxruntime-gpu", "mlx", "xllamacpp", "executorch")
 
 
@@ -151,11 +150,13 @@ def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str,
         weights = Path(temporary) / "weights"
         random_weights(weights, config_of(size), named_recipe(RECIPE), f"random-{size.name}")
         (weights / "config.json").write_text(json.dumps(config_of(size)))
-        trials = {name: stack.enter_context(_Trial(name, weights, Path(temporary) / name, threads)) for name in targets}
+        engines = {name: _started(name, weights, Path(temporary) / name, threads) for name in targets}
+        for process in engines.values():
+            stack.callback(process.close)
         rounds: dict[str, list[EngineSpeed]] = {name: [] for name in targets}
         for _ in range(_ROUNDS + 1):
-            for name, trial in trials.items():
-                speed = trial.round()
+            for name, process in engines.items():
+                speed = _round(name, process)
                 if speed is not None:
                     rounds[name].append(speed)
     whole = {name: each[1:] for name, each in rounds.items() if len(each) > _ROUNDS}  # the first one warms up
@@ -165,34 +166,17 @@ def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str,
     }
 
 
-class _Trial:
-    """A process with one open engine, which runs a round for each line on its stdin."""
+def _started(target: str, weights: Path, out: Path, threads: int) -> PipedProcess:
+    """Start a process that opens one engine, and runs a round for each message."""
+    return PipedProcess(
+        [sys.executable, "-m", "edgekit.device.engine_trial", target, str(weights), str(out), str(threads)]
+    )
 
-    def __init__(self, target: str, weights: Path, out: Path, threads: int) -> None:
-        words = [sys.executable, "-m", "edgekit.device.engine_trial", target, str(weights), str(out), str(threads)]
-        self._target = target
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._limit = Timer(_LIMIT_S, self._process.kill)
 
-    def __enter__(self) -> _Trial:
-        self._limit.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._limit.cancel()
-        self._process.kill()
-        with suppress(OSError):
-            self._process.communicate()
-
-    def round(self) -> EngineSpeed | None:
-        """Prefill and decode once; None if the engine failed."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-            return EngineSpeed(*json.loads(self._process.stdout.readline()))
-        except (OSError, ValueError, TypeError):
-            log.info("%s could not be measured", self._target)
-            return None
+def _round(target: str, process: PipedProcess) -> EngineSpeed | None:
+    """Prefill and decode once; None if the engine failed."""
+    try:
+        return EngineSpeed(**process.request({}, limit_s=_LIMIT_S, limit_bytes=_ANSWER_BYTES))
+    except (EOFError, TypeError):
+        log.info("%s could not be measured", target)
+        return None

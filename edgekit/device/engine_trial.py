@@ -1,4 +1,4 @@
-"""The program that measures one engine: it exports and opens a random model, and runs a round per line of stdin."""
+"""Measures one engine: exports and opens a random model, and runs a round for each message of `PipedProcess`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.target import Offer
-from edgekit.device.engine_speeds import CONTEXT, DECODED, PROMPT, RECIPE
+from edgekit.device.engine_speeds import CONTEXT, DECODED, PROMPT, RECIPE, EngineSpeed
 from edgekit.device.load import load_profile
 
 
 def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> None:
-    """Run a round for every line of stdin; write [seconds of the prompt, seconds of a step] as JSON."""
+    """Run a round for every message on stdin, and answer with its times."""
     weights = NeutralWeights.open(weights_folder)
     target = plugins.load_target(target_name)
     device = load_profile("this")
@@ -29,14 +29,17 @@ def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> Non
     plan = _plan(weights, offer, threads)
     target.export(plan, weights, out, lambda done, total, what: None)
     engine = target.open(plan, out)
-    for _ in sys.stdin:
-        sys.stdout.write(json.dumps(run_round(engine, plan)) + "\n")
-        sys.stdout.flush()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while len(size := source.read(4)) == 4:
+        source.read(int.from_bytes(size, "big"))
+        data = json.dumps(run_round(engine, plan)._asdict()).encode()
+        sink.write(len(data).to_bytes(4, "big") + data)
+        sink.flush()
     engine.close()
 
 
-def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
-    """Return the seconds of a prompt and the median seconds of the decode steps after it."""
+def run_round(engine: Engine, plan: Plan) -> EngineSpeed:
+    """Time a prompt, and the decode steps after it, of which the median counts."""
     state = engine.start(plan.storage)
     began = perf_counter()
     engine.forward([Chunk(state, [(7 + 31 * index) % plan.model.vocab_size for index in range(PROMPT)], 1)])
@@ -46,7 +49,7 @@ def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
         engine.forward([Chunk(state, [token], 1)])
         steps.append(perf_counter() - began)
     state.close()
-    return prompt_s, median(steps)
+    return EngineSpeed(prompt_s, median(steps))
 
 
 def _plan(weights: NeutralWeights, offer: Offer, threads: int) -> Plan:
