@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from edgekit.common.base import Frozen
 from edgekit.common.log import log
@@ -24,6 +24,16 @@ from edgekit.common.log import log
 Place = Literal["here", "smaller", "server"]
 OverflowReason = Literal["does not fit", "queue too long", "too slow", "low confidence"]
 _A_SMALLER_MODEL_HELPS = frozenset({"queue too long", "too slow"})
+
+
+def _checked(server: str) -> str:
+    parts = urlsplit(server)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or not server.isprintable():
+        raise ValueError(f"{server!r} is not an http or https URL; give one such as https://llm.example.org/v1")
+    return server.rstrip("/")
+
+
+ServerUrl = Annotated[str, AfterValidator(_checked)]  # of an OpenAI-compatible server, without a slash at its end
 
 
 class Route(Frozen):
@@ -42,24 +52,11 @@ class RoutePolicy(Frozen):
     or be slow goes to the smaller artifact if one is open, else to the server. A limit of None is off.
     """
 
-    server: str | None = None  # an OpenAI-compatible URL that ends in /v1
+    server: ServerUrl | None = None  # it ends in /v1
     has_smaller: bool = False  # a smaller artifact is open too
     max_waiting: Annotated[int, Field(ge=0)] | None = None  # requests before this one
     min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     min_confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # mean probability of the tokens of an answer
-
-    @field_validator("server")
-    @classmethod
-    def _is_a_url(cls, server: str | None) -> str | None:
-        return None if server is None else cls.checked_server(server)
-
-    @staticmethod
-    def checked_server(server: str) -> str:
-        """Return the URL of a server without a slash at its end. Raises `ValueError`."""
-        parts = urlsplit(server)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or not server.isprintable():
-            raise ValueError(f"{server!r} is not an http or https URL; give one such as https://llm.example.org/v1")
-        return server.rstrip("/")
 
     def before(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteCount, Option
-from edgekit.route import RoutePolicy
+from edgekit.route import RoutePolicy, ServerUrl
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -52,7 +52,7 @@ class ServerSettings(Frozen):
     drain_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = Field(
         default=30.0, description="Seconds that running answers get to finish when the server is stopped."
     )
-    overflow: Annotated[str | None, Option(metavar="URL")] = Field(
+    overflow: Annotated[ServerUrl | None, Option(metavar="URL")] = Field(
         default=None,
         description="Redirect requests that do not fit or would wait too long to this OpenAI-compatible server (its URL"
         " ends in /v1); without it, they are refused.",
@@ -67,11 +67,6 @@ class ServerSettings(Frozen):
     strict: bool = Field(
         default=False, description="Refuse requests with unknown fields, instead of reporting them in a header."
     )
-
-    @field_validator("overflow")
-    @classmethod
-    def _overflow_is_a_server(cls, overflow: str | None) -> str | None:
-        return None if overflow is None else RoutePolicy.checked_server(overflow)
 
     @property
     def overflow_policy(self) -> RoutePolicy | None:
