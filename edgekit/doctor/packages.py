@@ -42,11 +42,6 @@ class Extra(Frozen):
         """True if every requirement is installed in the right version."""
         return self.total > 0 and not self.absent and not self.wrong
 
-    @property
-    def begun(self) -> bool:
-        """True if some of the requirements are installed."""
-        return len(self.absent) < self.total
-
 
 def extras(needed: list[str] | None = None, installed: Installed = version_of) -> list[Extra]:
     """Compare each of edgekit's extras with the installed packages; `needed` replaces our metadata."""
@@ -55,14 +50,18 @@ def extras(needed: list[str] | None = None, installed: Installed = version_of) -
 
 
 def _requirements(lines: list[str], extra: str) -> Iterator[Requirement]:
+    """Yield the requirements of an extra; an empty text: those of the package itself."""
     for line in lines:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        marker = requirement.marker
-        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+        if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
             yield requirement
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _extra(name: str, wanted: list[Requirement], installed: Installed) -> Extra:
@@ -97,13 +96,7 @@ def unmet(name: str, needed: list[str] | None = None, installed: Installed = ver
         return []
     lines = needed if needed is not None else list(requires(name) or ())
     problems: list[str] = []
-    for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
+    for requirement in _requirements(lines, ""):
         version = installed(requirement.name)
         if version is None:
             problems.append(f"{requirement.name} is not installed (wanted {requirement.specifier or 'any version'})")
