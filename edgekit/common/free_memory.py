@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 from edgekit.common.base import Frozen
-from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders, read_or_none
+from edgekit.common.proc import ReadText, cgroup_memory_limits, number_in, read_or_none, sizes_in
 
 
 class Free(Frozen):
@@ -27,34 +27,23 @@ def free_memory(read: ReadText = read_or_none) -> Free | None:
     if platform.system() == "Darwin":
         return _free_on_mac()
     limits = []
-    available = _field(read("/proc/meminfo") or "", "MemAvailable")
+    available = sizes_in(read("/proc/meminfo")).get("MemAvailable")
     if available is not None:
         limits.append(Free(bytes=available, source="MemAvailable"))
     most = re.search(r"Max address space +(\d+) ", read("/proc/self/limits") or "")
-    used = _field(read("/proc/self/status") or "", "VmSize")
+    used = sizes_in(read("/proc/self/status")).get("VmSize")
     if most is not None and used is not None:
         limits.append(Free(bytes=max(0, int(most[1]) - used), source="the limit of addresses (`ulimit -v`)"))
-    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
-        names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        limit, used = (_number(read(f"{folder}/{name}")) for name in names)
-        if limit is None or used is None or limit >= NO_LIMIT_BYTES:
+    for limit, file, v2 in cgroup_memory_limits(read):
+        folder = file.rpartition("/")[0]
+        used = number_in(read(f"{folder}/{'memory.current' if v2 else 'memory.usage_in_bytes'}"))
+        if used is None:
             continue
         lines = dict(line.split(" ", 1) for line in (read(f"{folder}/memory.stat") or "").splitlines() if " " in line)
         prefix = "" if v2 else "total_"
-        cached = sum(_number(lines.get(f"{prefix}{name}")) or 0 for name in ("inactive_file", "active_file"))
-        limits.append(Free(bytes=max(0, limit - max(0, used - cached)), source=f"{folder}/{names[0]}"))
+        cached = sum(number_in(lines.get(f"{prefix}{name}")) or 0 for name in ("inactive_file", "active_file"))
+        limits.append(Free(bytes=max(0, limit - max(0, used - cached)), source=file))
     return min(limits, key=lambda free: free.bytes, default=None)
-
-
-def _field(text: str, name: str) -> int | None:
-    line = next((line for line in text.splitlines() if line.startswith(f"{name}:")), "")
-    words = line.split()
-    return int(words[1]) << 10 if len(words) == 3 and words[1].isdigit() else None
-
-
-def _number(text: str | None) -> int | None:
-    word = (text or "").strip()
-    return int(word) if word.isascii() and word.isdigit() else None
 
 
 def _free_on_mac() -> Free | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ReadText = Callable[[str], str | None]  # reads a file of /proc or /sys; None if that fails
@@ -22,9 +23,13 @@ def read_or_none(path: str | Path) -> str | None:
 
 def memory_sizes(path: Path) -> dict[str, int]:
     """Return the sizes in a file such as /proc/self/status, in bytes; empty if it cannot be read."""
-    lines = (read_or_none(path) or "").splitlines()
-    pairs = [line.split(":", 1) for line in lines if line.endswith(" kB") and ":" in line]
-    return {name: int(value.removesuffix(" kB")) << 10 for name, value in pairs}
+    return sizes_in(read_or_none(path))
+
+
+def sizes_in(text: str | None) -> dict[str, int]:
+    """Return the sizes in the text of such a file, in bytes."""
+    found = re.findall(r"^([^:\n]+):\s*(\d+) kB$", text or "", re.MULTILINE | re.ASCII)
+    return {name: int(size) << 10 for name, size in found}
 
 
 def cpuinfo(*names: str) -> str:
@@ -50,3 +55,18 @@ def cgroup_folders(own: str, controller: str) -> list[tuple[str, bool]]:
         steps = [step for step in path.split("/") if step and step != ".."]
         folders += [("/".join([root, *steps[:count]]), v2) for count in range(len(steps), -1, -1)]
     return folders
+
+
+def cgroup_memory_limits(read: ReadText) -> Iterator[tuple[int, str, bool]]:
+    """Yield (bytes, file, is version 2) of every limit on the memory of this process."""
+    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
+        file = f"{folder}/{'memory.max' if v2 else 'memory.limit_in_bytes'}"
+        limit = number_in(read(file))
+        if limit is not None and 0 < limit < NO_LIMIT_BYTES:
+            yield limit, file, v2
+
+
+def number_in(text: str | None) -> int | None:
+    """Return the number that is the whole text of a file; None for anything else."""
+    word = (text or "").strip()
+    return int(word) if word.isascii() and word.isdigit() else None

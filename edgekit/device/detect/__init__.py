@@ -12,6 +12,7 @@ from typing import Literal
 from edgekit.common.cores import usable_cores
 from edgekit.common.machine_speed import last_cache_bytes
 from edgekit.common.nvidia import Gpu
+from edgekit.common.proc import NO_LIMIT_BYTES, cgroup_memory_limits, sizes_in
 from edgekit.common.units import GIB, MIB
 from edgekit.contracts.device import DeviceKind, DeviceProfile, EngineFigures, SourcedBytes, SourcedCount, SourcedNumber
 from edgekit.device.detect import readings
@@ -69,12 +70,12 @@ def _installed_profiles() -> Sequence[DeviceProfile]:
 def _linux(ask: HostProbe) -> DeviceProfile:
     cpuinfo = ask.read("/proc/cpuinfo") or ""
     board = (ask.read("/proc/device-tree/model") or "").strip("\0\n ")
-    physical = readings.memory_total(ask.read("/proc/meminfo") or "") or ask.physical_memory()
-    limit = readings.cgroup_memory(ask.read)
+    physical = sizes_in(ask.read("/proc/meminfo")).get("MemTotal") or ask.physical_memory()
+    limit, file, _ = min(cgroup_memory_limits(ask.read), default=(NO_LIMIT_BYTES, "", True))
     if physical is None:
         raise Unsupported("this machine does not say how much memory it has; write a profile of it")
-    if limit is not None and limit.value < physical:
-        ram = _measured_bytes(int(limit.value), f"the memory limit of this process's cgroup, {limit.source}")
+    if limit < physical:
+        ram = _measured_bytes(limit, f"the memory limit of this process's cgroup, {file}")
         reserve = _rule_bytes(
             max(ram.value // 20, 32 * MIB), "a twentieth of the cgroup's limit, for other processes in it"
         )

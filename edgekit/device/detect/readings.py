@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
-
-from edgekit.common.proc import NO_LIMIT_BYTES, ReadText, cgroup_folders
 
 _FLAGS = {
     "avx2": "avx2",
@@ -31,30 +28,6 @@ _MAC_FEATURES = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
     "hw.optional.arm.FEAT_SME": "sme",
 }
-
-
-class Limit(NamedTuple):
-    """A bound, and the file or call that reports it."""
-
-    value: float
-    source: str
-
-
-def memory_total(meminfo: str) -> int | None:
-    """Return MemTotal of /proc/meminfo, in bytes."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
-
-
-def cgroup_memory(read: ReadText) -> Limit | None:
-    """Return the tightest memory limit on this process, in bytes."""
-    limits: list[Limit] = []
-    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
-        file = f"{folder}/{'memory.max' if v2 else 'memory.limit_in_bytes'}"
-        text = (read(file) or "").strip()
-        if text.isascii() and text.isdigit() and 0 < int(text) < NO_LIMIT_BYTES:
-            limits.append(Limit(int(text), file))
-    return min(limits, default=None)
 
 
 def simd_levels(cpuinfo: str) -> tuple[str, ...]:
