@@ -136,34 +136,19 @@ class Metrics(Frozen):
         return self.prefix_hit_tokens / self.prefix_asked_tokens if self.prefix_asked_tokens else None
 
 
-class RequestHistograms:
-    """The histograms of all requests since a runtime was opened, by the names of `/metrics`."""
-
-    def __init__(self) -> None:
-        self._by_name = {name: Histogram(bounds) for name, bounds in _HISTOGRAMS.items()}
-
-    def add_tokens(self, seconds: float, count: int) -> None:
-        """Add the tokens of one step, `seconds` after the token before them."""
-        self._by_name["inter_token_latency_seconds"].observe(seconds / count, count)
-
-    def add_ended(self, timings: Timings) -> None:
-        """Add a request that ended without an error."""
-        observed: dict[str, float] = {
-            "e2e_request_latency_seconds": timings.total_s,
-            "request_queue_time_seconds": timings.queue_s,
-            "request_prefill_time_seconds": timings.prefill_s,
-            "request_prompt_tokens": timings.prompt_tokens,
-        }
-        if timings.first_token_s is not None:
-            observed["time_to_first_token_seconds"] = timings.first_token_s
-            observed["request_decode_time_seconds"] = timings.decode_s
-            observed["request_generation_tokens"] = timings.tokens
-        for name, value in observed.items():
-            self._by_name[name].observe(value)
-
-    def copies(self) -> dict[str, Histogram]:
-        """Return a copy of each histogram by its name."""
-        return {name: histogram.copy() for name, histogram in self._by_name.items()}
+def _distributed(timings: Timings) -> dict[str, float]:
+    """Return the values of an ended request by the names of their histograms."""
+    observed: dict[str, float] = {
+        "e2e_request_latency_seconds": timings.total_s,
+        "request_queue_time_seconds": timings.queue_s,
+        "request_prefill_time_seconds": timings.prefill_s,
+        "request_prompt_tokens": timings.prompt_tokens,
+    }
+    if timings.first_token_s is not None:
+        observed["time_to_first_token_seconds"] = timings.first_token_s
+        observed["request_decode_time_seconds"] = timings.decode_s
+        observed["request_generation_tokens"] = timings.tokens
+    return observed
 
 
 @dataclass
@@ -178,12 +163,19 @@ class RuntimeCounters:
     finished: Counter[str] = field(default_factory=Counter)
     evictions: int = 0
     of_timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMMED, 0))
-    histograms: RequestHistograms = field(default_factory=RequestHistograms)
+    histograms: dict[str, Histogram] = field(  # by the names of `/metrics`
+        default_factory=lambda: {name: Histogram(bounds) for name, bounds in _HISTOGRAMS.items()}
+    )
+
+    def add_tokens(self, seconds: float, count: int) -> None:
+        """Add the tokens of one step, `seconds` after the token before them."""
+        self.histograms["inter_token_latency_seconds"].observe(seconds / count, count)
 
     def add_ended(self, reason: str, timings: Timings, evictions: int) -> None:
         """Add a request that ended."""
         if reason != "error":
-            self.histograms.add_ended(timings)
+            for name, value in _distributed(timings).items():
+                self.histograms[name].observe(value)
         self.finished[reason] += 1
         self.evictions += evictions
         for name in _SUMMED:

@@ -240,7 +240,7 @@ class Scheduler:
                 request.take(logits)
                 if last_token_at and len(request.tokens) > num_tokens:
                     seconds = request.counters.last_token_at - last_token_at
-                    self._counters.histograms.add_tokens(seconds, len(request.tokens) - num_tokens)
+                    self._counters.add_tokens(seconds, len(request.tokens) - num_tokens)
             except Exception as error:
                 log.warning("a request failed: %s", type(error).__name__)
                 request.fail(error)  # the others go on
@@ -328,7 +328,7 @@ class Scheduler:
         self._counters.add_ended(request.finish_reason or "error", request.timings(), request.counters.evictions)
 
     def histograms(self) -> dict[str, Histogram]:
-        return self._counters.histograms.copies()
+        return {name: histogram.copy() for name, histogram in self._counters.histograms.items()}
 
     def metrics(self) -> Metrics:
         return self._counters.metrics(
