@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,11 +18,11 @@ from edgekit.errors import InvalidInput
 class ResultsFile:
     """Appends results to `path`, or to stdout if it is None. Opening drops an incomplete last line.
 
-    `names` holds the ids written so far. `on_read` is called with every result that the file already holds.
+    `names` holds the ids written so far.
     """
 
-    def __init__(self, path: Path | None, on_read: Callable[[dict[str, Any]], object] = lambda line: None) -> None:
-        self._path, self._on_read = path, on_read
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self.names: set[str | int] = set()
         self._file: BinaryIO = sys.stdout.buffer
         self._is_new = False
@@ -58,12 +57,10 @@ class ResultsFile:
             if not line.endswith(b"\n"):
                 break
             whole += len(line)
-            result = parse_json(line, f"{self._path}, byte {whole}")
-            name = result.get("id")
+            name = parse_json(line, f"{self._path}, byte {whole}").get("id")
             if not isinstance(name, str | int):
                 raise InvalidInput(f"{self._path}: holds a line without an id; choose another file")
             self.names.add(name)
-            self._on_read(result)
         file.truncate(whole)
         file.seek(0, os.SEEK_END)
 

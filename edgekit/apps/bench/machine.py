@@ -72,10 +72,10 @@ class Machine:
         self.best_s = min(self.best_s, seconds)
         return seconds / self.best_s
 
-    def others_share(self, seconds: float = _LOOK_S) -> float | None:
+    def others_share(self) -> float | None:
         """Return the share of all cores that other processes use now; None: not reported by the OS."""
         before = self.usage(())
-        time.sleep(seconds)
+        time.sleep(_LOOK_S)
         return self.between(before, self.usage(())).others_share
 
     def remember(self) -> None:

@@ -12,21 +12,21 @@ from edgekit.apps.bench.report.tables import Table, notes_of, tables
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
-def markdown(report: Report, level: int = 1) -> str:
-    """Return the report under a heading of the given level."""
-    return "\n".join(_lines(report, "#" * level)) + "\n"
+def markdown(report: Report) -> str:
+    """Return the report as Markdown."""
+    return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Report, heading: str) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
     head = headline(report)
-    yield f"{heading} {escaped(report.title or head.context)}"
+    yield f"# {escaped(report.title or head.context)}"
     for line in (head.context if head.context != report.title else "", head.sentence, _figures(head)):
         if line:
             yield ""
             yield escaped(line)
     for table in tables(report):
         yield ""
-        yield f"{heading}# {escaped(table.title)}"
+        yield f"## {escaped(table.title)}"
         yield ""
         yield from table_lines(table)
         if table.note:
@@ -35,7 +35,7 @@ def _lines(report: Report, heading: str) -> Iterator[str]:
     notes = notes_of(report)
     if notes:
         yield ""
-        yield f"{heading}# Notes"
+        yield "## Notes"
         yield ""
         yield from (f"- {escaped(note)}" for note in notes)
 
