@@ -12,6 +12,7 @@ from edgekit.quant.neutral_gguf import refusal
 
 MAX_SEQUENCES = 256  # beyond this, llama.cpp aborts the process
 QUANTISED_KV_HEADS = 64
+GGML_TYPES = {32: 0, 16: 1, 8: 8, 4: 2}  # of a cache by its bits: F32, F16, Q8_0, Q4_0
 _RUNS_WINDOWS = ("gemma2", "gemma3_text")  # it keeps their windowed layers apart, and ignores windows of others
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgekit.errors import TargetFailed
 from edgekit_llamacpp import structs
+from edgekit_llamacpp.capabilities import GGML_TYPES
 from edgekit_llamacpp.exactness import LEAST_EXACT
 from edgekit_llamacpp.library import Library
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 CELLS = 256  # llama.cpp rounds the tokens of a sequence up to a multiple of this
 OUTPUTS = 16  # reserved rows of logits; calls that need more are cut
-_GGML_TYPES = {32: 0, 16: 1, 8: 8, 4: 2}  # F32, F16, Q8_0, Q4_0
 _FLASH_AUTO, _FLASH_OFF, _FLASH_ON = -1, 0, 1
 _NO_SLOT = 1
 
@@ -86,7 +86,7 @@ class Context:
         params.n_batch = params.n_ubatch = shape.batch_tokens
         params.n_outputs_max = outputs_of(shape)
         params.n_threads = params.n_threads_batch = shape.threads
-        params.type_k = params.type_v = _GGML_TYPES[shape.kv_bits]
+        params.type_k = params.type_v = GGML_TYPES[shape.kv_bits]
         # A quantised cache needs flash attention. Exact mode needs it off, because its sums depend on the call's shape.
         params.flash_attn_type = _FLASH_OFF if shape.exact else _FLASH_ON if shape.kv_bits < 16 else _FLASH_AUTO
         # Cache all tokens despite windows, or states could not be rewound; a unified cache would interleave sequences.

@@ -109,10 +109,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             self._check_exactness(storage.model_copy(update={"adapter": None}))
 
     def _start(self, storage: KVCacheConfig) -> LlamaCppState:
-        context = self._context(storage)
-        shifts = self.capabilities.can_evict and context.can_shift
-        layout = self._layout(storage.kv_bits)
-        return LlamaCppState(self, storage, context, layout, shifts=shifts, saves=self.capabilities.can_save)
+        return LlamaCppState(self, storage, self._context(storage), self._layout(storage.kv_bits))
 
     def _free(self, state: LlamaCppState) -> None:
         state.context.give_back(state.sequence)

@@ -16,9 +16,8 @@ from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import TargetFailed
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.neutral_gguf import row_order
-from edgekit_llamacpp.capabilities import QUANTISED_KV_HEADS
+from edgekit_llamacpp.capabilities import GGML_TYPES, QUANTISED_KV_HEADS
 
-_TYPE_OF = {32: 0, 16: 1, 8: 8, 4: 2}
 _FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype("<f4"), 16: np.dtype("<f2")}
 _BLOCK_BYTES = {8: 34, 4: 18}  # of 32 values
 
@@ -86,7 +85,7 @@ def encode(
     template: NDArray[np.uint8], layout: KVLayout, arrays: Sequence[NDArray[Any]], tokens: int
 ) -> NDArray[np.uint8]:
     """Compose the data of `tokens` tokens. `template`: data of a sequence of the same context with any tokens."""
-    kind, per_item = _TYPE_OF[layout.kv_bits], layout.dtype.itemsize
+    kind, per_item = GGML_TYPES[layout.kv_bits], layout.dtype.itemsize
     cursor = _Cursor(template)
     cursor.skip_to_cells()
     start = cursor.at
@@ -110,12 +109,12 @@ def encode(
 
 def _rows(cursor: _Cursor, layout: KVLayout, width: int, tokens: int) -> NDArray[Any]:
     items = layout.row_items(width)
-    cursor.expect("<iQ", _TYPE_OF[layout.kv_bits], items * layout.dtype.itemsize)
+    cursor.expect("<iQ", GGML_TYPES[layout.kv_bits], items * layout.dtype.itemsize)
     return cursor.array(layout.dtype, tokens * items).reshape(1, tokens, items).copy()
 
 
 def _columns(cursor: _Cursor, layout: KVLayout, width: int, tokens: int) -> NDArray[Any]:
-    cursor.expect("<iII", _TYPE_OF[layout.kv_bits], layout.dtype.itemsize, width)
+    cursor.expect("<iII", GGML_TYPES[layout.kv_bits], layout.dtype.itemsize, width)
     return np.ascontiguousarray(cursor.array(layout.dtype, width * tokens).reshape(width, tokens).T)[None]
 
 

@@ -18,19 +18,9 @@ from edgekit_llamacpp.kv_blob import KVLayout, decode, encode
 class LlamaCppState(StateBase):
     """A sequence of a context."""
 
-    def __init__(
-        self,
-        owner: StateOwner,
-        storage: KVCacheConfig,
-        context: Context,
-        layout: KVLayout,
-        *,
-        shifts: bool,
-        saves: bool,
-    ) -> None:
+    def __init__(self, owner: StateOwner, storage: KVCacheConfig, context: Context, layout: KVLayout) -> None:
         super().__init__(owner, storage)
-        self.context, self.sequence = context, context.take()
-        self._layout, self._shifts, self._saves = layout, shifts, saves
+        self.context, self.sequence, self._layout = context, context.take(), layout
         self._stored = 0  # tokens in llama.cpp's cache, including rewound and padding ones
         self._restored: list[Sequence[NDArray[Any]]] = []  # segments to write into the cache
 
@@ -48,12 +38,12 @@ class LlamaCppState(StateBase):
         self._stored = self.length + spare
 
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
-        if not self._shifts:
+        if not (self._owner.capabilities.can_evict and self.context.can_shift):
             raise Unsupported("llamacpp: tokens of this model cannot be evicted; plan without a window")
         super().evict_spans(spans)
 
     def save(self, start: int, stop: int) -> Any:
-        if not self._saves:
+        if not self._owner.capabilities.can_save:
             raise Unsupported("llamacpp: keys and values of a model with windows cannot be saved")
         return super().save(start, stop)
 
@@ -77,7 +67,7 @@ class LlamaCppState(StateBase):
         return [np.ascontiguousarray(array[:, start:stop]) for array in arrays]
 
     def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        if not self._saves:
+        if not self._owner.capabilities.can_save:
             raise Unsupported("llamacpp: keys and values of a model with windows cannot be restored")
         if self._stored > self.length:
             self.settle()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.feeding import probe_tokens
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
@@ -88,7 +89,7 @@ def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]
             None, weights.folder, vocabulary=model.vocab_size, sequences=SEQUENCES, length=LENGTH
         ).sequences
     except InvalidInput:
-        spread = [(7 + index * 2_654_435_761) % model.vocab_size for index in range(SEQUENCES * LENGTH)]
+        spread = probe_tokens(SEQUENCES * LENGTH, model.vocab_size)
         sequences = tuple(tuple(spread[start : start + LENGTH]) for start in range(0, len(spread), LENGTH))
     return [list(sequence) for sequence in sequences]
 
