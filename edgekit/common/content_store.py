@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from edgekit.common.file_lock import file_lock, is_named
@@ -112,16 +112,6 @@ class ContentStore:
             hold = Hold.of(place)
             if hold is not None:
                 return place, hold
-
-    @contextmanager
-    def holding(self, path: Path) -> Iterator[bool]:
-        """Let no process drop a folder during the block; yield False if it is gone already."""
-        hold = Hold.of(path)
-        try:
-            yield hold is not None
-        finally:
-            if hold is not None:
-                hold.close()
 
     def folders(self) -> list[Path]:
         """Return every complete folder."""

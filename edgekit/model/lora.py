@@ -68,11 +68,6 @@ class LoraAdapter(NamedTuple):
     rank: int  # the largest of any module
     sha256: str
 
-    @property
-    def parameters(self) -> int:
-        """The number of values of all modules."""
-        return sum(part.a.size + part.b.size for part in self.modules.values())
-
 
 _MOST_VALUE = 65_504  # of float16: larger values overflow in products, and no trained adapter has them
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from edgekit import OpenOptions
 from edgekit.cli import _artifact_for, _export_here, command
-from edgekit.common.content_store import ContentStore
+from edgekit.common.content_store import Hold
 from edgekit.errors import EdgekitError
 from edgekit.model.source import DEMO_ARTIFACT, open_source
 from edgekit.plugins import load_target
@@ -92,12 +92,14 @@ def test_every_kind_of_file_in_the_cache_is_seen(home: Path) -> None:
 
 def test_what_a_process_uses_is_left_and_the_rest_removed(home: Path) -> None:
     folder = home / "gguf"
-    with ContentStore(folder).holding(next(folder.iterdir())):
-        shown = store("prune", "--all")
-        assert kept() == ["gguf"]
-        assert shown.splitlines()[-1] == "left bbbbbbbbbbbb (a process uses it); prune again when it has ended"
-        with pytest.raises(EdgekitError, match=r"not removed: bbbbbbbbbbbb \(a process uses it\); prune again later"):
-            store("prune", "bbb")
+    hold = Hold.of(next(folder.iterdir()))
+    assert hold is not None
+    shown = store("prune", "--all")
+    assert kept() == ["gguf"]
+    assert shown.splitlines()[-1] == "left bbbbbbbbbbbb (a process uses it); prune again when it has ended"
+    with pytest.raises(EdgekitError, match=r"not removed: bbbbbbbbbbbb \(a process uses it\); prune again later"):
+        store("prune", "bbb")
+    hold.close()
     store("prune", "bbb")
     assert kept() == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.common.content_store import ContentStore
+from edgekit.common.content_store import ContentStore, Hold
 from edgekit.contracts.neutral import weights_store
 from edgekit.errors import DamagedArtifact, InvalidInput
 
@@ -157,9 +157,11 @@ def test_a_new_folder_drops_the_least_recently_used_ones_beyond_the_limit_but_no
     keys = [f"{number:064x}" for number in range(5)]
     for age, key in enumerate(keys[:3]):
         _age(store.get(key, _sized(100), fine), 1000 * (3 - age))
-    with store.holding(tmp_path / keys[0]):
-        store.get(keys[3], _sized(100), fine)
-        assert _keys(store) == {keys[0], keys[2], keys[3]}, "the oldest is in use"
+    hold = Hold.of(tmp_path / keys[0])
+    assert hold is not None
+    store.get(keys[3], _sized(100), fine)
+    assert _keys(store) == {keys[0], keys[2], keys[3]}, "the oldest is in use"
+    hold.close()
     store.get(keys[2], refuse, fine)
     assert _keys(store) == {keys[0], keys[2], keys[3]}, "one that is found drops none"
     store.get(keys[4], _sized(400), fine)

@@ -132,7 +132,8 @@ def test_logits_equal_torch(
     )
     assert apart(plain, expected) > 0.02, "the adapter changes nothing"
     engine = made.open()
-    assert engine.load_adapter("tone", place) >= adapter.parameters * 4 or target == "llamacpp"
+    values = sum(part.a.size + part.b.size for part in adapter.modules.values())
+    assert engine.load_adapter("tone", place) >= values * 4 or target == "llamacpp"
     first, bare, third = (
         engine.start(made.plan.storage.model_copy(update={"adapter": name})) for name in ("tone", None, "tone")
     )
