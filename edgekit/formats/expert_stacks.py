@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.formats.int_packing import bf16_to_float32
-from edgekit.formats.quantised import DerivedTensors, QuantisedEntry
+from edgekit.formats.int_packing import DerivedEntry, bf16_to_float32
+from edgekit.formats.quantised import DerivedTensors
 from edgekit.formats.safetensors import TensorFolder
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ExpertStacks(DerivedTensors):
                 if name in self.entries:
                     raise InvalidInput(f"{self._where}: tensor {quote_short(name)} is stored twice; correct the file")
                 self._places[name] = _Place(stack, expert, first, len(parts))
-                self.entries[name] = QuantisedEntry(dtype, mine, size // count // len(parts))
+                self.entries[name] = DerivedEntry(dtype, mine, size // count // len(parts))
 
     def _checked(self, stack: str, suffix: str) -> tuple[int, tuple[int, ...], str, int]:
         """Return a stack's number of experts, the shape [outputs, inputs] of one, its type, and its bytes."""

@@ -39,9 +39,8 @@ MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_DIMENSION = 1 << 12, 4, 1 << 31
 DEFAULT_ALIGNMENT = 32
 
 _FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
-# By type number: format in `struct`, dtype in numpy.
+# By type number: the format, the same in `struct` and numpy.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
-_DTYPES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 
 
 class GgufStrings(Sequence[bytes]):
@@ -310,7 +309,7 @@ class _Header:
         if kind not in _SCALARS:
             what = "arrays inside an array" if kind == _ARRAY else f"unknown type of value {kind}"
             raise self._refusal(f"{quote_short(key)}: {what}")
-        dtype = np.dtype(_DTYPES[kind])
+        dtype = np.dtype(_SCALARS[kind])
         if count > MAX_ARRAY or count * dtype.itemsize > self._end - self._at:
             raise self._refusal(
                 f"{quote_short(key)}: an array of {count:,} values does not fit the {self._end - self._at:,} bytes "

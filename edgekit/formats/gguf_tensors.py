@@ -14,7 +14,7 @@ import numpy as np
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_types import TYPES
-from edgekit.formats.int_packing import IntegerFormat, IntegerRows
+from edgekit.formats.int_packing import DerivedEntry, IntegerFormat, IntegerRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,14 +35,6 @@ class TensorView(NamedTuple):
     offset: float = 0.0
 
 
-class GgufEntry(NamedTuple):
-    """A Hugging Face tensor: its stored type, by GGUF's name, and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
 class GgufTensors(AbstractContextManager["GgufTensors"]):
     """The tensors of a GGUF model under Hugging Face's names, as float32; rows are dequantised on access.
 
@@ -56,9 +48,9 @@ class GgufTensors(AbstractContextManager["GgufTensors"]):
         self.entries = {name: self._entry(view) for name, view in views.items()}
         self.integer_formats = {name: found for name, view in views.items() if (found := self._integer_format(view))}
 
-    def _entry(self, view: TensorView) -> GgufEntry:
+    def _entry(self, view: TensorView) -> DerivedEntry:
         tensor = self._shard_of[view.source].tensors[view.source]
-        return GgufEntry("F32" if view.offset else tensor.type_name, tensor.shape, tensor.stop - tensor.start)
+        return DerivedEntry("F32" if view.offset else tensor.type_name, tensor.shape, tensor.stop - tensor.start)
 
     def _integer_format(self, view: TensorView) -> IntegerFormat | None:
         tensor = self._shard_of[view.source].tensors[view.source]
@@ -73,7 +65,7 @@ class GgufTensors(AbstractContextManager["GgufTensors"]):
         for shard in self._shards:
             shard.close()
 
-    def entry(self, name: str) -> GgufEntry:
+    def entry(self, name: str) -> DerivedEntry:
         """Return the type and shape of a tensor. Raises `InvalidInput` for a missing one."""
         try:
             return self.entries[name]

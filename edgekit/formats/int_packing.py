@@ -27,6 +27,14 @@ class IntegerFormat(NamedTuple):
     scales: ScaleType
 
 
+class DerivedEntry(NamedTuple):
+    """A tensor that is made from stored ones: the name of their type, its own shape, and their bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
 class IntegerRows(NamedTuple):
     """Rows of a packed matrix, unpacked: integers [rows, in] and float32 scales [rows, in/group]."""
 

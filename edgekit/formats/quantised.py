@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 import numpy as np
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
-from edgekit.formats.int_packing import IntegerFormat, IntegerRows, ScaleType, held_group, row_bytes, unpack
+from edgekit.formats.int_packing import (
+    DerivedEntry,
+    IntegerFormat,
+    IntegerRows,
+    ScaleType,
+    held_group,
+    row_bytes,
+    unpack,
+)
 from edgekit.formats.quant_scheme import QuantLayout, QuantScheme, StoredGroups
 from edgekit.formats.safetensors import TensorEntry, TensorFolder
 
@@ -25,14 +33,6 @@ if TYPE_CHECKING:
 _PROBED_ROWS = 4  # of every matrix, read when a model is opened, to refuse a zero point before any work
 _MAX_INPUTS = 1 << 24
 _MAX_SCALE = 2.0**64  # far above any weight, far below what would overflow in a product
-
-
-class QuantisedEntry(NamedTuple):
-    """A matrix of the float model: the name of its stored type, its shape, and its total bytes in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
 
 
 class _Matrix(NamedTuple):
@@ -53,7 +53,7 @@ class DerivedTensors:
     def __init__(self, folder: TensorFolder) -> None:
         self._folder, self.files = folder, folder.files
         self._where = next(iter(folder.files.values())).parent
-        self.entries: dict[str, TensorEntry | QuantisedEntry] = dict(folder.entries)
+        self.entries: dict[str, TensorEntry | DerivedEntry] = dict(folder.entries)
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class DerivedTensors:
         """Unmap all files that no array refers to."""
         self._folder.close()
 
-    def entry(self, name: str) -> TensorEntry | QuantisedEntry:
+    def entry(self, name: str) -> TensorEntry | DerivedEntry:
         """Return the type and shape of a tensor. Raises `InvalidInput` for a missing one."""
         return self.entries[name] if name in self.entries else self._folder.entry(name)
 
@@ -87,7 +87,7 @@ class QuantisedTensors(DerivedTensors):
                 raise InvalidInput(
                     f"{self._where}: tensor {quote_short(name)} is stored twice; quantise the model again"
                 )
-            self.entries[name] = QuantisedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
+            self.entries[name] = DerivedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
         self.integer_formats = {name: matrix.held for name, matrix in self._matrices.items()}
         for matrix in self._matrices.values():
             self._check(matrix, slice(0, min(_PROBED_ROWS, matrix.outputs)))

@@ -33,12 +33,11 @@ MAX_DIMENSIONS = 8
 MAX_NAME = 512
 INDEX = "model.safetensors.index.json"
 
-ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2}
-ITEM_BYTES |= {"BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}
 # bfloat16 and float8 are read as their bits.
 _NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1", "I16": "<i2"}
 _NUMPY |= {"U16": "<u2", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "F32": "<f4", "I64": "<i8"}
 _NUMPY |= {"U64": "<u8", "F64": "<f8"}
+ITEM_BYTES = {name: np.dtype(code).itemsize for name, code in _NUMPY.items()}
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
