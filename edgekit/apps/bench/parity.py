@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit import Artifact, open as open_runtime, open_artifact
 from edgekit.apps.bench.eval.evaluate import read_text
+from edgekit.apps.bench.eval.evaluation import Check
 from edgekit.apps.bench.eval.reference import Logits, Windows, engine_logits, windows_of
 from edgekit.apps.bench.eval.text_interface import TextInterface, compare
 from edgekit.common.base import Frozen
@@ -25,16 +26,6 @@ PARITY_TOKENS, PARITY_WINDOW = 512, 128
 # Kernels round activations differently: int8 products change logits by about this much, wrong weights by far more.
 MOST_KL = 0.02
 _FIRST_TOKEN_KL = 2e-3
-
-ParityItem = Literal["model", "template", "tokens", "bos", "end of text", "weights", "positions", "answers"]
-
-
-class ParityCheck(Frozen):
-    """One property that must be the same."""
-
-    what: ParityItem
-    same: bool | None  # None: could not be compared
-    detail: str
 
 
 class Divergent(Frozen):
@@ -51,7 +42,7 @@ class Parity(Frozen):
     other: str
     one_sha256: str
     other_sha256: str
-    findings: tuple[ParityCheck, ...]
+    findings: tuple[Check, ...]
     divergence: Divergence | None = None
     first_divergence: Divergent | None = None
 
@@ -89,11 +80,7 @@ def _side(path: str | Path) -> _Side:
 
 
 def _compare(one: _Side, other: _Side, text: Path | None, tokens: int, progress: Progress) -> Parity:
-    findings = [_model(one.artifact, other.artifact)]
-    findings += [
-        ParityCheck(what=check.what, same=check.same, detail=check.detail)
-        for check in compare(one.interface, other.interface)
-    ]
+    findings = [_model(one.artifact, other.artifact), *compare(one.interface, other.interface)]
     progress(0, 1, "weights")
     findings.append(_weights(one.artifact, other.artifact, progress))
     divergence, parted = None, None
@@ -102,7 +89,7 @@ def _compare(one: _Side, other: _Side, text: Path | None, tokens: int, progress:
             divergence, parted = _answers(one, other, text, tokens, progress)
             findings += _judge(divergence, parted, findings)
         except EdgekitError as error:
-            findings.append(ParityCheck(what="answers", same=None, detail=f"could not be run here: {error}"))
+            findings.append(Check(what="answers", same=None, detail=f"could not be run here: {error}"))
     return Parity(
         one=one.interface.name,
         other=other.interface.name,
@@ -114,16 +101,16 @@ def _compare(one: _Side, other: _Side, text: Path | None, tokens: int, progress:
     )
 
 
-def _model(one: Artifact, other: Artifact) -> ParityCheck:
+def _model(one: Artifact, other: Artifact) -> Check:
     """Compare the specifications field by field: ropes, windows, shapes, scales."""
     a, b = one.plan.model, other.plan.model
     names = [name for name in type(a).model_fields if name != "name" and getattr(a, name) != getattr(b, name)]
     if not names:
-        return ParityCheck(what="model", same=True, detail="")
+        return Check(what="model", same=True)
     name = names[0]
     detail = f"{name} is {_short(getattr(a, name))} in one and {_short(getattr(b, name))} in the other"
     more = f"; also {', '.join(names[1:])}" if names[1:] else ""
-    return ParityCheck(what="model", same=False, detail=detail + more)
+    return Check(what="model", same=False, detail=detail + more)
 
 
 def _short(value: object) -> str:
@@ -131,7 +118,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:119]}…"
 
 
-def _weights(one: Artifact, other: Artifact, progress: Progress) -> ParityCheck:
+def _weights(one: Artifact, other: Artifact, progress: Progress) -> Check:
     """Compare every tensor, unpacked from both artifacts' own files, bit for bit."""
     try:
         # For a norm that multiplies by 1 + w, some targets store w and some 1 + w.
@@ -142,25 +129,25 @@ def _weights(one: Artifact, other: Artifact, progress: Progress) -> ParityCheck:
             count += 1
             progress(count, count + 1, f"weights: {name}")
             if b is None or a is None:
-                return ParityCheck(what="weights", same=False, detail=f"{name} is in one artifact only")
+                return Check(what="weights", same=False, detail=f"{name} is in one artifact only")
             if a.shape != b.shape:
-                return ParityCheck(
+                return Check(
                     what="weights", same=False, detail=f"{name} is {a.shape} in one and {b.shape} in the other"
                 )
             different = np.argwhere(a + added != b + added if name in norms else a != b)
             if len(different):
                 place = tuple(int(index) for index in different[0])
-                return ParityCheck(
+                return Check(
                     what="weights",
                     same=False,
                     detail=f"{name}{list(place)} is {a[place]:.6g} in one and {b[place]:.6g} in the other; "
                     f"{len(different):,} of {a.size:,} values differ",
                 )
     except Unsupported as error:
-        return ParityCheck(what="weights", same=None, detail=str(error))
+        return Check(what="weights", same=None, detail=str(error))
     finally:
         progress(1, 1, "weights")
-    return ParityCheck(what="weights", same=True, detail=f"{count} tensors are equal bit for bit")
+    return Check(what="weights", same=True, detail=f"{count} tensors are equal bit for bit")
 
 
 def _unpacked_together(
@@ -223,18 +210,18 @@ def _first_divergence(pairs: Sequence[Pair]) -> Divergent | None:
     return None
 
 
-def _judge(divergence: Divergence, parted: Divergent | None, before: Sequence[ParityCheck]) -> Iterator[ParityCheck]:
+def _judge(divergence: Divergence, parted: Divergent | None, before: Sequence[Check]) -> Iterator[Check]:
     """Judge the logits; if nothing else differs, name the likely fault."""
     where = f"; texts first part at token {parted.token}, where the margin is {parted.margin:.3g}" if parted else ""
     top = f"{divergence.same_top:.1%} of top tokens equal{where}"
     kl = f"KL {divergence.kl_mean:.3g} over {divergence.tokens} tokens, {top}"
     if divergence.kl_mean <= MOST_KL:
-        yield ParityCheck(what="answers", same=True, detail=kl)
+        yield Check(what="answers", same=True, detail=kl)
         return
     same_weights = any(each.what == "weights" and each.same for each in before)
     # The first token attends only to itself, so neither rope nor a window can change its logits.
     if divergence.first_kl_mean <= _FIRST_TOKEN_KL:
-        yield ParityCheck(
+        yield Check(
             what="positions",
             same=False,
             detail=f"the first token of a text agrees (KL {divergence.first_kl_mean:.2g}) and later ones do not: "
@@ -242,4 +229,4 @@ def _judge(divergence: Divergence, parted: Divergent | None, before: Sequence[Pa
         )
     elif same_weights:
         kl += "; every weight is equal, so the graph is wrong: a norm, a scale or an activation"
-    yield ParityCheck(what="answers", same=False, detail=f"{kl}; at most {MOST_KL:g} is explained by rounding")
+    yield Check(what="answers", same=False, detail=f"{kl}; at most {MOST_KL:g} is explained by rounding")

@@ -9,12 +9,14 @@ from pydantic import Field
 from edgekit.common.base import Frozen
 from edgekit.common.divergence import Divergence
 
+CheckedProperty = Literal["model", "template", "tokens", "bos", "end of text", "weights", "positions", "answers"]
+
 
 class Check(Frozen):
-    """A property that must equal the reference's."""
+    """A property that must be the same in two models."""
 
-    what: Literal["template", "tokens", "bos", "end of text"]
-    same: bool
+    what: CheckedProperty
+    same: bool | None  # None: it could not be compared
     detail: str = ""
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from edgekit import ChatTemplate, Codec, read_codec, read_eos, read_template
-from edgekit.apps.bench.eval.evaluation import Check
+from edgekit.apps.bench.eval.evaluation import Check, CheckedProperty
 from edgekit.errors import EdgekitError
 
 PROBES = (
@@ -59,7 +59,7 @@ def compare(one: TextInterface, other: TextInterface) -> list[Check]:
     return [_template(one, other), _tokens(one, other), _bos(one, other), _ends(one, other)]
 
 
-def _check(what: Literal["template", "tokens", "bos", "end of text"], difference: str) -> Check:
+def _check(what: CheckedProperty, difference: str) -> Check:
     return Check(what=what, same=not difference, detail=difference)
 
 
