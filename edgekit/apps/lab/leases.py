@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
 from time import monotonic, sleep
 
 from edgekit.common.files import home
@@ -17,35 +16,22 @@ from edgekit.common.system import try_lock
 from edgekit.errors import DeviceTimeout
 
 _STEP_S = 0.05
-_locks: dict[str, Lock] = {}
-_locks_lock = Lock()
 
 
 @contextmanager
 def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
     """Hold the lease of `device` during the block; yield its file descriptor, which a child may inherit."""
-    with _locks_lock:
-        lock = _locks.setdefault(device, Lock())
     ends = monotonic() + timeout_s
-    if not lock.acquire(timeout=timeout_s):
-        raise _busy(who, timeout_s)
+    folder = home() / "leases"
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        folder = home() / "leases"
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            while not try_lock(fd):
-                if monotonic() >= ends:
-                    raise _busy(who, timeout_s)
-                sleep(_STEP_S)
-            yield fd
-        finally:
-            os.close(fd)
+        while not try_lock(fd):
+            if monotonic() >= ends:
+                raise DeviceTimeout(
+                    f"{who}: was busy for {timeout_s:g} s; another run measures on it, or a killed one left a program"
+                )
+            sleep(_STEP_S)
+        yield fd
     finally:
-        lock.release()
-
-
-def _busy(who: str, timeout_s: float) -> DeviceTimeout:
-    return DeviceTimeout(
-        f"{who}: was busy for {timeout_s:g} s; another run measures on it, or a killed one left a program"
-    )
+        os.close(fd)

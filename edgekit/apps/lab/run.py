@@ -6,19 +6,18 @@ retried.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import time
 from typing import NamedTuple
 
 from edgekit.apps.lab.devices import LabDevice
 from edgekit.apps.lab.matrix import Lab, MatrixEntry
 from edgekit.apps.lab.store import AttemptEnd, EntryOutcome, EntryState, LabStore, RunInfo
-from edgekit.common.system import try_lock
+from edgekit.common.file_lock import file_lock
 from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, WorkloadFailed
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
@@ -177,25 +176,10 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-_driven: set[Path] = set()
-_driven_lock = Lock()
-
-
 @contextmanager
 def _only_one(store: Path, run: str) -> Iterator[None]:
-    """Lock a run during the block; refuse a second process. The OS drops the lock when the process ends."""
-    path = store.with_name(f"{store.name}.{run}.lock")
-    with _driven_lock:
-        if path in _driven:
-            raise InvalidInput(f"{run}: is being driven already, by this process")
-        _driven.add(path)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if not try_lock(handle):
-            raise InvalidInput(f"{run}: is being driven already, by another process; wait for it")
+    """Lock a run during the block; refuse a second one. The OS drops the lock when the process ends."""
+    with file_lock(store.with_name(f"{store.name}.{run}.lock"), None, "choose another --store") as is_ours:
+        if not is_ours:
+            raise InvalidInput(f"{run}: is being driven already; wait for it")
         yield
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
-        with _driven_lock:
-            _driven.discard(path)
