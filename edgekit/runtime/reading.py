@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from edgekit.artifact.artifact import Artifact
     from edgekit.contracts.kv_policy import KVCacheConfig
     from edgekit.runtime.driver import Driver
-    from edgekit.runtime.embedding import EmbeddingOptions, EmbeddingParams, Vectors
+    from edgekit.runtime.embedding import EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import ChatTemplate
     from edgekit.runtime.generation.tokenizer import Codec
     from edgekit.runtime.loras import LoraRegistry
     from edgekit.runtime.pressure import PressureControl
     from edgekit.runtime.request import RequestLimits
-    from edgekit.runtime.reranking import LogitReader, RerankingOptions
+    from edgekit.runtime.reranking import RerankingOptions
 
 
 class TextReading(OwnedByProcess):
@@ -109,18 +109,13 @@ class TextReading(OwnedByProcess):
 
     def submit_embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Embedding:
         """Queue an `embed` request and return at once; all queued requests advance while one is waited for."""
-        limits, params, tokens = self._to_embed(texts, options)
-        return Embedding(self._driver, limits, self.codec, tokens, params)
-
-    def _to_embed(
-        self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions
-    ) -> tuple[RequestLimits, EmbeddingParams, list[list[int]]]:
         check_texts(texts)
         # Without an artifact nothing is stated, so every length is allowed.
         stated = self.artifact.plan.model.embedding if self.artifact else TextEmbedding(dimensions=())
         params = embedding_params(stated or TextEmbedding(), self._limits.capabilities.hidden_size, options)
         limits = self._limits_with(options.get("adapter"))
-        return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
+        tokens = encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
+        return Embedding(self._driver, limits, self.codec, tokens, params)
 
     def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> list[Ranked]:
         """Score each of `documents` for `query` with a reranker; return their indices and scores, the best first.
@@ -147,16 +142,11 @@ class TextReading(OwnedByProcess):
 
     def submit_rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> Ranking:
         """Queue a `rerank` request and return at once; all queued requests advance while one is waited for."""
-        limits, reader, pairs = self._to_rerank(query, documents, options)
-        return Ranking(self._driver, limits, self.codec, pairs, reader, options.get("top_n"))
-
-    def _to_rerank(
-        self, query: str, documents: Sequence[str], options: RerankingOptions
-    ) -> tuple[RequestLimits, LogitReader, list[tuple[list[int], int]]]:
         reader = logit_reader(self.artifact.plan.model.reranking if self.artifact else None, self.codec)
         check_reranking(reader, query, documents, options)
         limits = self._limits_with(options.get("adapter"))
-        return limits, reader, encode_documents(self.codec, limits, reader, query, documents, options)
+        pairs = encode_documents(self.codec, limits, reader, query, documents, options)
+        return Ranking(self._driver, limits, self.codec, pairs, reader, options.get("top_n"))
 
     def _limits_with(self, adapter: str | None) -> RequestLimits:
         kv_config = self.pressure.kv_config(self.kv_config, self._limits.policy)

@@ -106,7 +106,7 @@ class CompletionWriter:
     """Writes the choices of completions, as chunks or whole."""
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
-        self._model, self._body, self._codec = model, body, model.runtime.runtime.codec
+        self._body, self._codec = body, model.runtime.runtime.codec
         self._frame = frame_of(model, "cmpl", "text_completion")
 
     async def choices(self, place: int, one: Continuation) -> AsyncIterator[dict[str, Any]]:

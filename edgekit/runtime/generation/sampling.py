@@ -97,7 +97,6 @@ class Sampler:
             raise InvalidInput(f"logit_bias: token {outside[0]} is outside the vocabulary of {vocabulary}")
         self.sampling = sampling
         self.seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-        self._vocabulary = vocabulary
         self._added: NDArray[np.float32] | None = None  # by token: bias minus presence and frequency penalties
         self._counts: dict[int, int] = {}
         self._seen: dict[int, None] = dict.fromkeys(prompt) if sampling.repetition_penalty != 1.0 else {}
