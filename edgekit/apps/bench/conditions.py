@@ -12,6 +12,7 @@ from edgekit.apps.bench.measurement import Conditions
 from edgekit.common.machine_facts import machine_key
 from edgekit.common.machine_speed import physical_memory
 from edgekit.common.packages import versions_of
+from edgekit.common.proc import read_or_none
 
 _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "xllamacpp", "executorch", "torch", "tokenizers")
 _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -43,20 +44,17 @@ def conditions(
     )
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
+def _text(path: Path) -> str:
+    return (read_or_none(path) or "").strip()
 
 
 def _numbers(root: Path, pattern: str) -> list[float]:
     values = [_text(path) for path in sorted(root.glob(pattern))]
-    return [float(text) for text in values if text and text.lstrip("-").isdigit()]
+    return [float(text) for text in values if text.lstrip("-").isdigit()]
 
 
 def _processor(root: Path) -> str | None:
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+    for line in _text(root / "proc/cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
     return platform.processor() or None
@@ -86,7 +84,7 @@ def _frequency(root: Path) -> float | None:
     values = _numbers(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
     if values:
         return round(fmean(values) / 1000, 1)
-    lines = (_text(root / "proc/cpuinfo") or "").splitlines()
+    lines = _text(root / "proc/cpuinfo").splitlines()
     reported = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
     values = [float(text) for text in reported if text.replace(".", "", 1).isdigit()]
     return round(fmean(values), 1) if values else None
