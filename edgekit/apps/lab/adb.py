@@ -21,9 +21,8 @@ from edgekit import load_profile
 from edgekit.apps.bench import LOADS, Measurement, TrialStatus, read_workload
 from edgekit.apps.lab.adb_shell import Shell
 from edgekit.apps.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, read_measurement
-from edgekit.apps.lab.leases import lease
 from edgekit.apps.lab.phone_state import ASKED, PhoneState, meminfo_bytes, phone_state
-from edgekit.apps.lab.programs import ProgramResult, exit_error
+from edgekit.apps.lab.programs import ProgramResult, exit_error, lease
 from edgekit.apps.lab.runner_job import check_answer, job_of
 from edgekit.common.files import file_sha256
 from edgekit.contracts.device import THIS, THIS_CPU

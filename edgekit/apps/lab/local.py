@@ -12,8 +12,7 @@ from pathlib import Path
 from edgekit import load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, read_measurement
-from edgekit.apps.lab.leases import lease
-from edgekit.apps.lab.programs import Programs, exit_error
+from edgekit.apps.lab.programs import Programs, exit_error, lease
 from edgekit.errors import DeviceUnreachable, InvalidInput
 
 

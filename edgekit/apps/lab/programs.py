@@ -1,18 +1,48 @@
-"""Runs the programs of one device of the lab and converts their failures to the lab's errors."""
+"""Runs the programs of one device of the lab, under its lease, and converts their failures to the lab's errors.
+
+A lease is exclusive among all processes of this user on this machine. The OS drops it when its process ends; a child
+that inherits the file descriptor keeps it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from edgekit.apps.lab.devices import MAX_ANSWER_BYTES
+from edgekit.common.files import home
 from edgekit.common.subprocesses import ProgramRunner
+from edgekit.common.system import try_lock
 from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, WorkloadFailed, quote_short
 
 _ERRORS_BYTES = 2000
+_LEASE_STEP_S = 0.05
 # Messages of operating systems and of `OutOfSpace`.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
+
+
+@contextmanager
+def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
+    """Hold the lease of `device` during the block; yield its file descriptor, which a child may inherit."""
+    ends = monotonic() + timeout_s
+    folder = home() / "leases"
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while not try_lock(fd):
+            if monotonic() >= ends:
+                raise DeviceTimeout(
+                    f"{who}: was busy for {timeout_s:g} s; another run measures on it, or a killed one left a program"
+                )
+            sleep(_LEASE_STEP_S)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class ProgramResult(NamedTuple):

@@ -16,8 +16,7 @@ from pathlib import Path
 from edgekit import Artifact, load_profile, open_artifact
 from edgekit.apps.bench import Measurement, read_workload
 from edgekit.apps.lab.devices import DeviceSpec, read_measurement
-from edgekit.apps.lab.leases import lease
-from edgekit.apps.lab.programs import Programs, exit_error
+from edgekit.apps.lab.programs import Programs, exit_error, lease
 from edgekit.common.files import file_sha256, home
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import DeviceUnreachable, InvalidInput, quote_short

@@ -18,7 +18,7 @@ from ssh_hosts import answering, needs_ssh, servers
 
 from edgekit.apps.bench.report.markdown import markdown
 from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect
-from edgekit.apps.lab.leases import lease
+from edgekit.apps.lab.programs import lease
 from edgekit.apps.lab.report import report_of, rows_of
 from edgekit.apps.lab.run import Clock, run_lab
 from edgekit.apps.lab.store import LabStore
@@ -133,7 +133,7 @@ def test_a_lease_is_held_by_one_and_dies_with_its_process(tmp_path: Path) -> Non
     with lease("a phone", "a", 1.0), pytest.raises(DeviceTimeout, match="was busy"), lease("a phone", "b", 0.1):
         pass
     code = (
-        f"import sys; sys.path[:0] = {sys.path!r}\nfrom edgekit.apps.lab.leases import lease\n"
+        f"import sys; sys.path[:0] = {sys.path!r}\nfrom edgekit.apps.lab.programs import lease\n"
         "with lease('a phone', 'c', 5):\n    print('held', flush=True)\n    import time; time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
