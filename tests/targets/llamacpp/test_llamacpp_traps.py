@@ -17,7 +17,6 @@ from edgekit_llamacpp import layout, library
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.layout import WEIGHTS, check_file
 from engines import llamacpp_model
-from llamacpp_kills import flip_number
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
@@ -29,6 +28,10 @@ from edgekit.testing.judging import Judge
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+def flip_number(name: bytes, data: bytearray) -> None:
+    data[data.index(name) + len(name) + 4] ^= 1
 
 
 def opened(family: str = "llama", *, exact: bool = False, **plan: Any) -> LlamaCppEngine:
@@ -162,7 +165,7 @@ def test_damaged_or_foreign_file_is_refused(change: str, tmp_path: Path) -> None
     elif change == "magic":
         data[:4] = b"GGML"
     elif change != "missing":
-        flip_number(f"llama.{change}".encode())(data)
+        flip_number(f"llama.{change}".encode(), data)
     if change != "missing":
         (tmp_path / WEIGHTS).write_bytes(data)
     with pytest.raises(DamagedArtifact, match="export the artifact again"):
