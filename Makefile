@@ -87,8 +87,8 @@ check: .venv/.with-dev
 # A million damaged GGUF files, and as many tokenizers and manifests for the native library; 100,000 of each other format
 # and of what models may write, 2,000 of model folders:
 # several hours on one core.
-# Then every call of the system that each operation makes, failing in turn; every pair of commands at once; inputs of 8 MB
-# to every API of a server; and the property tests with new examples.
+# Then every call of the system that each operation makes, failing in turn; and the property tests with new
+# examples.
 fuzz: .venv/.with-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/gguf_mutations.py --count 1000000
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/stored_formats.py --count 100000
@@ -96,9 +96,6 @@ fuzz: .venv/.with-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/native_formats.py --count 100000
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/fault_points.py
 	$(BIN)/python tests/helpers/hostile_requests.py --count 100000
-	$(BIN)/python tests/helpers/large_inputs.py --at-once 4
-	$(BIN)/python tests/helpers/large_inputs.py --past-the-limit
-	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/pairs_of_commands.py --rounds 20
 	$(PYTEST) -m hypothesis --hypothesis-profile random
 
 # Half an hour of random requests, cancels, schemas, adapters, prefixes and reopenings on a real model.
