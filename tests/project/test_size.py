@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import click
@@ -21,7 +22,11 @@ from edgekit.runtime.open_options import OpenOptions
 ROOT = Path(__file__).parents[2]
 APPS = {"apps", "methods"}
 CODE = [path for part in ("edgekit", "targets") for path in sorted((ROOT / part).rglob("*.py"))]
-TREES = {path: ast.parse(path.read_text()) for path in CODE}
+
+
+@cache
+def trees() -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in CODE]
 
 
 def lines_of(paths: list[Path]) -> int:
@@ -40,7 +45,7 @@ def is_core(path: Path) -> bool:
 
 def functions() -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node for tree in trees() for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -103,7 +108,7 @@ def test_an_option_is_declared_once() -> None:
     options = {
         name for model in (OpenOptions, Sampling, Stopping, ExportOptions, PlanRequest) for name in model.model_fields
     }
-    classes = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     declared = Counter(
         field.target.id
         for each in classes

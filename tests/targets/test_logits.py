@@ -16,9 +16,10 @@ import family_models as models
 from engines import apart, make_model, row
 
 from edgekit.contracts.engine import Chunk
-from edgekit.errors import Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.lora import LoraAdapter, read_adapter
 from edgekit.plugins import load_target
+from edgekit.quant.reference_decoder import logits as reference_logits
 from edgekit.testing import check_weights, write_adapter
 
 SPECIAL = (*models.RECURRENT, *models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS)
@@ -68,6 +69,27 @@ def test_greedy_texts_equal_transformers_for_64_tokens(
     engine.close()
     assert len(text) == 84
     assert text[20:] == [int(row.argmax()) for row in made.logits(text)[19:-1]]
+
+
+@pytest.mark.parametrize(("target", "family"), [row("onnx", "llama"), row("mlx", "qwen3"), row("executorch", "qwen2")])
+def test_an_early_exit_has_the_logits_of_the_first_layers_and_is_rewound_before_all_else(
+    target: str, family: str
+) -> None:
+    import torch
+
+    made, tokens = make_model(target, family, **({} if target == "mlx" else {"exits": (1,)})), models.tokens_of(12)
+    engine, model = made.open(), made.plan.model
+    state = engine.start(engine.plan.storage)
+    found = engine.forward([Chunk(state, tokens, 12, 1)])[0]
+    first = model.model_copy(update={"layers": model.layers[:1]})
+    wanted = reference_logits(first, lambda name: torch.from_numpy(np.array(made.weights.tensor(name))), tokens)
+    assert apart(found, wanted.numpy()) < (0.15 if target == "executorch" else 1e-5)
+    for refused in (lambda: state.evict(0, 12), lambda: state.save(0, 12)):
+        with pytest.raises(InvalidInput):
+            refused()
+    with pytest.raises(InvalidInput, match="early exit"):
+        engine.forward([Chunk(state, [5], 1)])
+    engine.close()
 
 
 READ_BACK = [("onnx", family, "s4-g32") for family in models.EVERY]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_demo import export_demo
 from fake_artifacts import make_artifact
 from manifests import change_manifest
 from native_answers import REPEATED, tokens_of, with_plan
@@ -277,16 +276,6 @@ def test_an_artifact_of_any_target_is_verified(library: NativeLibrary, tmp_path:
         library.open(folder)
     flip(folder / "fake.json", 1)
     with pytest.raises(InvalidInput, match=r"fake\.json: its bytes are not those that were sealed"):
-        library.verify(folder)
-
-
-@pytest.mark.executorch
-def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path) -> None:
-    pytest.importorskip("executorch")
-    folder = export_demo(tmp_path / "program", "executorch")
-    library.verify(folder)
-    flip(folder / "model.pte", -1000)
-    with pytest.raises(InvalidInput, match=r"model\.pte: its bytes are not those that were sealed"):
         library.verify(folder)
 
 

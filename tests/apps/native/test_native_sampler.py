@@ -21,7 +21,6 @@ from edgekit.runtime.generation.sampling import Sampler, Sampling
 Program = Callable[..., bytes]
 PARTS = ("portable_math", "sampler", "filters", "noise", "blake2b", "half")
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if "NATIVE_SANITIZE" in os.environ else []
-FLAGS = {"as the library is built": ["-O3"], "for this processor": ["-O3", "-march=native"]}
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "top-k 40": {"top_k": 40},
@@ -39,7 +38,11 @@ FILTERS: dict[str, dict[str, Any]] = {
 TEMPERATURES = (5e-324, 1e-20, 1e-3, 0.7, 1.0, 2.5, 100.0)
 
 
-@pytest.fixture(scope="module", params=FLAGS.values(), ids=FLAGS)
+BUILT = pytest.param(["-O3"], id="as the library is built")
+HERE = pytest.param(["-O3", "-march=native"], id="for this processor", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=[BUILT, HERE])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
     """Compiled with the processor's own instructions too, which have the fused additions that change last bits."""
     reason = missing()

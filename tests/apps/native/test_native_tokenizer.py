@@ -43,13 +43,15 @@ def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0
     native.close()
 
 
-def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary) -> None:
-    compare(library, Tokenizer.from_file(str(DEMO)), 10_000)
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, count: int) -> None:
+    compare(library, Tokenizer.from_file(str(DEMO)), count)
 
 
+@pytest.mark.parametrize("count", [150, pytest.param(3_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MADE)
-def test_a_made_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, name: str) -> None:
-    compare(library, MADE[name](), 300, seed=1)
+def test_a_made_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, name: str, count: int) -> None:
+    compare(library, MADE[name](), count, seed=1)
 
 
 def test_added_tokens_that_overlap_are_found_as_by_the_tokenizers_library(library: NativeLibrary) -> None:

@@ -23,8 +23,6 @@ from edgekit.contracts.feeding import feed
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.errors import ContextExceeded, DamagedArtifact, InvalidInput, TargetFailed, Unsupported
-from edgekit.testing.check_engine import check_threads_change_between_calls
-from edgekit.testing.judging import Judge
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
@@ -219,37 +217,11 @@ def test_yarn_model_refuses_to_evict_and_windows_refuse_to_save() -> None:
 
 
 @runs
-def test_segment_is_cut_joined_and_set_into_another_sequence() -> None:
-    for bits in (32, 16, 8, 4):
-        for exact in (False, True) if bits >= 16 else (False,):
-            engine = opened(models.WIDE_HEADS, kv_bits=bits, exact=exact)
-            tokens = list(models.tokens_of(60))
-            state = engine.start(engine.plan.storage)
-            feed(engine, state, tokens, 0)
-            segment = state.save(0, 60)
-            first, second = segment.split(37)
-            expected = feed(engine, state, [9, 10], 2)
-            other, last = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
-            for each in (other, last):
-                each.restore(first)
-                each.restore(second)
-            again = other.save(0, 60)
-            assert all(np.array_equal(one, two) for one, two in zip(segment.arrays, again.arrays, strict=True))
-            assert np.array_equal(feed(engine, last, [9, 10], 2), expected)
-            engine.close()
-
-
-@runs
 def test_unknown_form_of_saved_state_is_an_error() -> None:
     from edgekit_llamacpp.kv_blob import KVLayout, decode
 
     with pytest.raises(TargetFailed, match="not supported"):
         decode(np.frombuffer(b"\x01" * 64, np.uint8), KVLayout((32,), 16, transposed=False), 3)
-
-
-@runs
-def test_fewer_threads_give_the_same_logits() -> None:
-    check_threads_change_between_calls(opened(threads=2), Judge(False, 0.08, False, 0, False))
 
 
 @runs

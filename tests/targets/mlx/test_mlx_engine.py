@@ -41,19 +41,19 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.stored_weights import by_rows_bytes, stored_weight_bytes
-from edgekit.contracts.token_costs import CacheFormat, kv_bytes
+from edgekit.contracts.token_costs import CacheFormat
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.model.parts import DeltaRule
 from edgekit.planner.make import make_plans
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
-from edgekit.quant.reference_decoder import logits as torch_logits
 from edgekit.runtime.open import open_runtime
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
 WITH_WIDE_HEADS = "llama 3 rope, wide heads"
+HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5")
 
 
 def opened(family: str, **plan: Any) -> MlxEngine:
@@ -183,46 +183,20 @@ def test_states_of_several_widths_decode_together() -> None:
         np.testing.assert_array_equal(one[-1], wanted)
 
 
-def test_exit_equals_first_layers_and_head() -> None:
-    made, tokens = mlx_model("qwen3"), models.tokens_of(20)
-    engine = opened("qwen3")
-    assert engine.capabilities.exits == (1, 2)
-    import torch
-
-    for leave in engine.capabilities.exits:
-        state = engine.start(engine.plan.storage)
-        found = engine.forward([Chunk(state, tokens, 20, leave)])[0]
+@pytest.mark.parametrize("family", [models.ONE_LAYER, *HYBRIDS, "gemma4"])  # whose layers share caches, stored once
+def test_state_bytes_equal_plan_and_are_freed(family: str) -> None:
+    engine = opened(family)
+    assert ("of 2 recurrent layers" in "\n".join(explain(engine.plan, memory_terms))) is (family in HYBRIDS)
+    for bits in engine.capabilities.kv_bits:
+        storage = storage_of(engine, bits)
+        assert engine.state_bytes(storage) == CacheFormat().state_bytes(
+            engine.plan.model, storage.capacity_tokens, bits
+        )
+        before = mx.get_active_memory()
+        state = engine.start(storage)
+        assert mx.get_active_memory() - before == pytest.approx(engine.state_bytes(storage), abs=4096 * 6)
         state.close()
-        first = made.plan.model.model_copy(update={"layers": made.plan.model.layers[:leave]})
-        wanted = torch_logits(first, lambda name: torch.from_numpy(np.array(made.weights.tensor(name))), tokens)
-        assert apart(found, wanted.numpy()) < 1e-5
-    engine.close()
-
-
-def test_exit_tokens_must_be_rewound_first() -> None:
-    engine = opened("llama")
-    state = engine.start(engine.plan.storage)
-    engine.forward([Chunk(state, [1, 2, 3], 0)])
-    engine.forward([Chunk(state, [4], 1, 1)])
-    with pytest.raises(InvalidInput, match="early exit are held"):
-        state.evict(0, 4)
-    with pytest.raises(InvalidInput, match="cannot save"):
-        state.save(0, 4)
-    with pytest.raises(InvalidInput, match="early exit are held"):
-        engine.forward([Chunk(state, [5], 1)])
-    engine.close()
-
-
-@pytest.mark.parametrize("bits", [32, 16, 8, 4])
-def test_state_bytes_equal_plan_and_are_freed(bits: int) -> None:
-    engine = opened(models.ONE_LAYER)
-    storage = storage_of(engine, bits)
-    assert engine.state_bytes(storage) == kv_bytes(engine.plan.model, storage.capacity_tokens, bits)
-    before = mx.get_active_memory()
-    state = engine.start(storage)
-    assert mx.get_active_memory() - before == pytest.approx(engine.state_bytes(storage), abs=4096 * 6)
-    state.close()
-    assert mx.get_active_memory() - before < 4096
+        assert mx.get_active_memory() - before < 4096
     engine.close()
 
 
@@ -395,9 +369,6 @@ def test_a_window_is_refused_where_scores_depend_on_positions() -> None:
         MlxTarget().check(plan)
 
 
-HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5")
-
-
 TOKENS = models.tokens_of(50)
 
 
@@ -417,19 +388,6 @@ def test_row_by_row_equals_chunks_and_batches(family: str, monkeypatch: pytest.M
         found.append(np.concatenate(rows))
         engine.close()
     np.testing.assert_array_equal(found[0], found[1])
-
-
-@pytest.mark.parametrize("family", [*HYBRIDS, "gemma4"])  # whose layers share caches, which are stored once
-def test_state_bytes_equal_the_plan(family: str) -> None:
-    made = mlx_model(family, "s4-g64")
-    assert ("of 2 recurrent layers" in "\n".join(explain(made.plan, memory_terms))) is (family in HYBRIDS)
-    engine = MlxEngine(made.plan, made.files)
-    for bits in engine.capabilities.kv_bits:
-        storage = storage_of(engine, bits)
-        state = engine.start(storage)
-        assert state.bytes == CacheFormat().state_bytes(made.plan.model, storage.capacity_tokens, bits)
-        state.close()
-    engine.close()
 
 
 def test_a_long_prompt_holds_few_memories() -> None:

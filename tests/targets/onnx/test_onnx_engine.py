@@ -46,24 +46,6 @@ def test_one_layer_eviction_equals_never_fed(family: str) -> None:
     check_engine(made.open, exact=False, tolerance=2e-5, memoryless=True, sequences=25)
 
 
-def test_exit_runs_lower_layers_only(llama: Model) -> None:
-    engine = llama.open(exact=True)
-    text = list(models.tokens_of(12))
-    assert engine.capabilities.exits == (1, 2)
-    state = engine.start(engine.plan.storage)
-    full = engine.forward([Chunk(state, text, 1)])[0]
-    state.rewind(1)
-    early = engine.forward([Chunk(state, text[-1:], 1, exit_layer=1)])[0]
-    assert not np.array_equal(full, early)
-    with pytest.raises(InvalidInput, match="early exit"):
-        state.evict(0, 12)
-    with pytest.raises(InvalidInput, match="holds 11"):
-        state.save(0, 12)
-    state.rewind(1)
-    np.testing.assert_array_equal(engine.forward([Chunk(state, text[-1:], 1)])[0], full)
-    engine.close()
-
-
 def test_a_segment_of_another_model_is_refused(llama: Model, tmp_path: Path) -> None:
     other = onnx_model("llama", "s4-g32", FAST)
     with_segment, engine = other.open(), llama.open()
