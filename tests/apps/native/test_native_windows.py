@@ -24,7 +24,7 @@ def artifact(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return with_window(demo_artifact, tmp_path_factory.mktemp("windows") / "windowed.edgekit", **WINDOW)
 
 
-@pytest.mark.parametrize("bits", [32, pytest.param(16, marks=LONG), 8])
+@pytest.mark.parametrize("bits", [pytest.param(32, marks=LONG), pytest.param(16, marks=LONG), 8])
 def test_texts_are_those_of_python_through_many_evictions(
     library: NativeLibrary, of_bits: dict[int, Path], tmp_path: Path, bits: int
 ) -> None:
