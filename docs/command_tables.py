@@ -1,5 +1,7 @@
 """Writes the tables of options in docs/commands/ and of features in docs/concepts.md, docs/schemas/, what agents read.
 
+The tutorial is written as a notebook too.
+
 `docs/llms.txt` lists the pages, `examples/skill/SKILL.md` says how to use edgekit. Run `python docs/command_tables.py`
 after an option, a capability or a page that they quote changes; a test compares the files with their sources.
 """
@@ -10,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from pydantic import BaseModel
@@ -28,6 +30,7 @@ from edgekit.testing import fake_model
 
 DOCUMENTED = Path(__file__).parent / "commands"
 CONCEPTS = DOCUMENTED.parent / "concepts.md"
+TUTORIAL = DOCUMENTED.parent / "tutorial.md"
 TARGETS = ("onnx", "mlx", "executorch", "llamacpp")
 _MEASURED: dict[str, type[BaseModel]] = {
     "workload": Workload,
@@ -39,6 +42,7 @@ _PAGES = ("use", "build", "ship", "look", "measure")  # in the order of work
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _FEATURES = re.compile(r"^\| backend \|.*\n(?:\|.*\n)*", re.MULTILINE)
+_BLOCK = re.compile(r"```(console|python|sh)\n(.*?)```\n", re.DOTALL)
 _HEADING = re.compile(r"^## edgekit (.+)$", re.MULTILINE)
 
 
@@ -176,9 +180,45 @@ def schemas() -> dict[Path, str]:
     return texts
 
 
+def notebook() -> dict[Path, str]:
+    """Return the tutorial as a notebook: text and output as Markdown, commands and Python as code."""
+    page = TUTORIAL.read_text()
+    cells, place = [], 0
+    for block in _BLOCK.finditer(page):
+        cells += _markdown(page[place : block.start()])
+        cells.append(_cell("code", _code(block[1], block[2])))
+        place = block.end()
+    cells += _markdown(page[place:])
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    kept = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    made = {"cells": cells, "metadata": kept, "nbformat": 4, "nbformat_minor": 5}
+    return {TUTORIAL.with_suffix(".ipynb"): json.dumps(made, indent=1, ensure_ascii=False) + "\n"}
+
+
+def _code(kind: str, text: str) -> str:
+    if kind == "python":
+        return f"%%writefile app.py\n{text}"
+    lines = [line.removeprefix("$ ") for line in text.splitlines()]
+    if kind == "sh":  # a notebook has its own environment
+        return "\n".join(f"%{line}" if line.startswith("pip ") else f"!{line}" for line in lines if "venv" not in line)
+    return "\n".join(f"!{line}" for line in lines)
+
+
+def _markdown(text: str) -> list[dict[str, Any]]:
+    stripped = text.strip()
+    return [_cell("markdown", stripped)] if stripped else []
+
+
+def _cell(kind: str, text: str) -> dict[str, Any]:
+    cell: dict[str, Any] = {"cell_type": kind, "metadata": {}, "source": text.rstrip("\n").splitlines(keepends=True)}
+    return {**cell, "execution_count": None, "outputs": []} if kind == "code" else cell
+
+
 def main() -> None:
     """Write all pages."""
-    for page, text in (pages() | agent_pages() | schemas()).items():
+    for page, text in (pages() | agent_pages() | schemas() | notebook()).items():
         page.write_text(text)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-from command_tables import agent_pages, every_command, pages, schemas
+from command_tables import agent_pages, every_command, notebook, pages, schemas
 
 from edgekit.cli import command as edgekit_command
 
@@ -54,7 +54,7 @@ def test_a_command_and_each_of_its_options_is_documented(name: str, found: click
 
 
 def test_generated_command_tables_are_current() -> None:
-    for page, text in (pages() | agent_pages() | schemas()).items():
+    for page, text in (pages() | agent_pages() | schemas() | notebook()).items():
         assert page.read_text() == text, f"{page.name} is not what its sources say: run `python docs/command_tables.py`"
 
 
