@@ -36,9 +36,7 @@ _NUMBERS = (
     4096,
     1 << 16,
     1 << 24,
-    (1 << 31) - 1,
-    (1 << 32) - 1,
-    (1 << 63) - 1,
+    *((1 << bits) - 1 for bits in (31, 32, 63)),
 )
 _FLOATS = (0.0, -0.0, -1.0, 0.5, 1e-38, 1e30, float("inf"), float("nan"))
 _TEXTS = ("", "x", "llama", "gpt2", "gemma3", "yarn", "longrope", "\0", "{{", "{% for x in y %}", "a b", "▁", "<0x41>")

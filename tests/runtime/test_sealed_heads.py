@@ -17,7 +17,7 @@ from eagle3_heads import LEGACY, write_head
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.memory import looked_up_bytes
 from mtp_heads import part_alone, write_mtp_model
-from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
+from sealed_heads import TARGETS, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import HEAD_FOLDER, Artifact, open_artifact
@@ -25,12 +25,17 @@ from edgekit.artifact.export import export
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
+from edgekit.methods.drafters.assistant_decoder import AssistantDecoder
+from edgekit.methods.drafters.assistant_drafter import AssistantDrafting
+from edgekit.methods.drafters.head_decoder import HeadDecoder
+from edgekit.methods.drafters.head_drafter import HeadDrafting
 from edgekit.model import mtp
 from edgekit.model.heads import EMBEDDING, read_head
 from edgekit.model.source import open_source
 from edgekit.planner.head_memory import head_file_bytes, head_to_seal
 from edgekit.planner.memory import load_of
 from edgekit.runtime.speculation.hidden_log import HiddenLog
+from edgekit.testing import FixedLengthDrafting
 
 DRAFTED = 270  # of the small tokenizer's tokens, for the part of a checkpoint
 HYBRID: dict[str, Any] = {
@@ -45,6 +50,61 @@ def made(place: Path, **changed: Any) -> Path:
     spec = open_source(tiny_models.write_tiny(place / "model", **changed)).spec
     write_head(place / "head", spec, LEGACY, layers=(1, 1, 2), draft_vocabulary=spec.vocab_size - 5, embedding=False)
     return place
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+}
+KEPT: dict[str, dict[str, Any]] = {"everything": {}, "a window": {"window": 24, "sinks": 3}}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 4.0, "seed": 4},
+    "penalised": {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6},
+    "by a schema": {"schema": SCHEMA, "temperature": 1.0, "seed": 5, "max_tokens": 40},
+}
+
+
+def always(artifact: Artifact) -> FixedLengthDrafting:
+    """Drafting in every step by the sealed head, as if each of its tokens cost a second."""
+    head = artifact.open_head()
+    if head.spec.kv_layers:
+        return FixedLengthDrafting(AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=4))
+    drafting = HeadDrafting(HeadDecoder(head), capacity=128, one_s=1.0, block_token_s=1.0, tokens=4)
+    return FixedLengthDrafting(drafting)
+
+
+def check_answers(artifact: Artifact, prompts: list[str], kept: str, **options: Any) -> tuple[int, int]:
+    """Compare drafted answers, three at once, with plain decoding; return tokens proposed and accepted."""
+    options = {"exact": True, **KEPT[kept], **options}
+    with edgekit.open(artifact.folder, **options) as runtime:
+        plain = {
+            name: [runtime.generate(each, **{"max_tokens": 12, **sampling}).tokens for each in prompts]
+            for name, sampling in SAMPLINGS.items()
+        }
+    with edgekit.open(artifact.folder, drafting=always(artifact), **options) as runtime:
+        for name, sampling in SAMPLINGS.items():
+            streams = [runtime.submit(each, **{"max_tokens": 12, **sampling}) for each in prompts]
+            assert [stream.answer().tokens for stream in streams] == plain[name], name
+        metrics = runtime.metrics()
+    return metrics.proposed, metrics.accepted
+
+
+def check_schemas_and_prefixes(artifact: Artifact) -> None:
+    """Compare drafted answers with a schema, to a long prompt and after a prefix hit with plain decoding."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
+        (words(4, 2), {"schema": SCHEMA}),
+        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
+        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
+    ]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
+        assert [answer.tokens for answer in answers] == plain
+        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
 
 
 class Sealed(NamedTuple):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,17 @@ pytest.importorskip("transformers")
 import family_models as models
 from engines import Model, make_model, row, spaced
 from runtimes import codec
-from speculating import check_drafts_change_no_text, check_many_drafted_prompts
+from speculating import SOURCES
 
 from edgekit.contracts import recurrent
-from edgekit.contracts.engine import Chunk
+from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.runtime import Runtime
+from edgekit.testing import ReplayDrafter
+from edgekit.testing.drafting import Drafting
 
 TOKENS = [int(token) for token in models.tokens_of(90, seed=3)]
 HYBRIDS = [("onnx", "lfm2"), ("onnx", "qwen3_5"), ("mlx", "lfm2"), ("mlx", "lfm2_moe"), ("mlx", "qwen3_5")]
@@ -58,6 +64,65 @@ def of_text(family: str) -> dict[str, int]:
     """Changes of a config, so that a model has the tokens of `codec()`."""
     tables = [name for name in models.EVERY[family][1] if name.startswith("vocab_size")]
     return dict.fromkeys(tables, codec().vocabulary)
+
+
+def check_many_drafted_prompts(open_engine: Callable[[], Engine], count: int = 500) -> None:
+    """The texts of random prompts are the same with drafts of which a third is wrong.
+
+    The engine is exact and has the vocabulary of `codec()`.
+    """
+    random, size = Random(7), codec().vocabulary
+    prompts = [[random.randrange(size) for _ in range(random.randint(3, 24))] for _ in range(count)]
+    storage = KVCacheConfig(capacity_tokens=48, kv_bits=32)
+
+    def texts(drafting: Drafting | None) -> tuple[list[tuple[int, ...]], int]:
+        with Runtime(
+            open_engine(),
+            codec(),
+            kv_config=storage,
+            policy=KVEvictionPolicy(),
+            sequences=1,
+            chunk_tokens=16,
+            drafting=drafting,
+        ) as runtime:
+            found = [tuple(runtime.complete(prompt, max_tokens=16).tokens) for prompt in prompts]
+            return found, runtime.metrics().proposed
+
+    plain, none = texts(None)
+    known = {tuple(prompt): [*prompt, *text] for prompt, text in zip(prompts, plain, strict=True)}
+    drafted, proposed = texts(Drafting(lambda prompt: ReplayDrafter(known[tuple(prompt)], wrong_every=3), 5))
+    assert drafted == plain
+    assert none == 0 and proposed > count
+
+
+def check_drafts_change_no_text(open_engine: Callable[[], Engine]) -> None:
+    """Proposals that are often right and often wrong, and those of a text that repeats itself, change no text.
+
+    The engine is exact and has the vocabulary of `codec()`.
+    """
+    size = codec().vocabulary
+    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
+    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
+    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in (0, 2, 3, 5)]
+
+    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
+        engine = open_engine()
+        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
+        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
+        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
+        with Runtime(
+            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
+        ) as runtime:
+            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
+            metrics = runtime.metrics()
+            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
+
+    for window in (None, 24):
+        plain, _, _ = answers(None, [], window)
+        for drafter in ("prompt lookup", "playback, often wrong"):
+            found, proposed, accepted = answers(drafter, list(plain[1]), window)
+            assert found == plain, (drafter, window)
+            assert proposed > accepted > 0, (drafter, window)
 
 
 @pytest.mark.parametrize(("target", "family"), [row(*each) for each in EVERY if each not in HYBRIDS[3:]])
