@@ -27,6 +27,7 @@ from edgekit.quant import reference_decoder as reference
 from examples.benchmarks.xnnpack_in_order import InOrderForward, has_vnni, kernel_offset
 
 SLOTS = PLANS["executorch"]["context"]
+SHARED: dict[str, Any] = {"config": {"vocab_size": 512}}  # of programs that several files open: lowering takes long
 
 
 def usual() -> Model:
@@ -93,11 +94,9 @@ def logits_in_order(made: Model, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     return in_pieces(in_order(decoder_of(made)), tokens, PIECES)
 
 
-def sealed_program(
-    folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int, *, layers: int = 1
-) -> Artifact:
+def sealed_program(folder: Path, family: str, recipe: str, kv_bits: int, *, layers: int = 1) -> Artifact:
     """A sealed artifact of a family, with a tokenizer."""
-    made = program(family, recipe, config={"vocab_size": vocabulary}, layers=layers, kv_bits=kv_bits)
+    made = program(family, recipe, layers=layers, kv_bits=kv_bits, **SHARED)
     staging = staging_for(folder / "artifact", 1 << 24)
     shutil.copyfile(made.files / PROGRAM, staging / PROGRAM)
     write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())

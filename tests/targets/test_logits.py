@@ -107,7 +107,11 @@ MLX = [
 EXECUTORCH = [
     ("llama untied, with biases", "s8", {"layers": 1}),
     ("phi3", "s4-g32", {"layers": 1}),  # one matrix for queries, keys and values, one for gate and up
-    ("gemma3", "float32", {}),  # norms of heads and after blocks, each with an offset
+    (
+        "gemma3",
+        "float32",
+        {"config": {"vocab_size": 512}, "kv_bits": 32},
+    ),  # norms of heads and after blocks, each with an offset
     ("gemma2", "float32", {}),
     ("qwen2", "s4-g32", {"exits": (1,)}),
 ]

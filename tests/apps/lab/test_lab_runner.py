@@ -45,7 +45,6 @@ pytestmark = [
         reason="nothing compiles here: install cmake and g++",
     ),
 ]
-VOCABULARY = 512
 WORKLOAD = Workload(
     name="small",
     title="Two turns",
@@ -117,7 +116,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
         ("gemma3", "gemma3", "float32", 32, 2),
     ):
         place = tmp_path_factory.mktemp(name)
-        found[name] = sealed_program(place, family, recipe, VOCABULARY, kv_bits, layers=layers)
+        found[name] = sealed_program(place, family, recipe, kv_bits, layers=layers)
     return found
 
 

@@ -48,7 +48,7 @@ def with_executorch() -> Path:
 
 @pytest.fixture(scope="module", params=[32, 8])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_program(tmp_path_factory.mktemp("program"), "qwen2", "s4-g32", 512, request.param).folder
+    return sealed_program(tmp_path_factory.mktemp("program"), "qwen2", "s4-g32", request.param).folder
 
 
 def compare(library: Path, artifact: Path, ways: tuple[dict[str, Any], ...] = WAYS[:1], *, exact: bool = False) -> int:

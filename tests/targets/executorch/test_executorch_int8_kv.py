@@ -18,7 +18,7 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
 from engines import Model, apart, program
-from executorch_models import SLOTS, engine_logits, logits_in_order
+from executorch_models import SHARED, SLOTS, engine_logits, logits_in_order
 
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
@@ -33,13 +33,13 @@ HEADS, DIM = 2, 16
 
 
 def wide_program() -> Model:
-    return program("qwen2", layers=1)
+    return program("qwen2", layers=1, kv_bits=32, **SHARED)
 
 
 @pytest.fixture(scope="module")
 def int8_program() -> Model:
     """The same with an 8-bit cache."""
-    return program("qwen2", layers=1, kv_bits=8)
+    return program("qwen2", layers=1, kv_bits=8, **SHARED)
 
 
 def keys_of(seed: int, tokens: int) -> np.ndarray[Any, Any]:

@@ -20,7 +20,7 @@ from edgekit_executorch.layout import FORWARD, PROGRAM, description
 from edgekit_executorch.program import LoadedProgram
 from edgekit_executorch.quiet import quiet_output
 from engines import Model, apart, lower, program
-from executorch_models import SLOTS, decoder_of, engine_logits, logits_in_order, reference_logits, usual
+from executorch_models import SHARED, SLOTS, decoder_of, engine_logits, logits_in_order, reference_logits, usual
 from kept import EXPORTS, kept
 
 from edgekit.contracts.engine import Chunk
@@ -36,7 +36,8 @@ UNSEEN = -1e30
 @pytest.fixture(scope="session")
 def made() -> dict[str, Model]:
     """The usual program, and two float programs."""
-    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
+    gemma3 = program("gemma3", "float32", kv_bits=32, **SHARED)
+    return {"qwen2": usual(), "gemma2": program("gemma2", "float32"), "gemma3": gemma3}
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
