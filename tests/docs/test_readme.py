@@ -30,22 +30,6 @@ def model() -> str:
         pytest.skip(str(missing))
 
 
-def test_the_readme_is_short_and_in_its_order() -> None:
-    assert len(README.splitlines()) <= 80
-    parts = [
-        "![",
-        "<!-- rivals -->",
-        "make demo",
-        "make test",
-        "pip install",
-        "\nedgekit run",
-        "| target |",
-        "## Read on",
-    ]
-    places = [README.index(part) for part in parts]
-    assert places == sorted(places)
-
-
 def test_what_the_readme_installs_and_makes_is_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [name for names in re.findall(r"edgekit\[([\w,]+)\]", README) for name in names.split(",")]

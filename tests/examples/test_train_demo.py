@@ -15,7 +15,6 @@ pytest.importorskip("transformers")
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from edgekit.model.source import open_source
 from edgekit.quant import reference_decoder as decoder
@@ -23,7 +22,6 @@ from edgekit.quant import reference_decoder as decoder
 pytestmark = pytest.mark.quantize
 
 ROOT = Path(__file__).parents[2]
-BUNDLED = ROOT / "examples" / "training" / "demo" / "target"
 STEPS, WINDOWS, LENGTH = 40, 8, 64
 FUNCTION = '''def {verb}_{noun}({noun}, limit={limit}):
     """Return the {noun} of the list, {verb}ed up to the limit of {limit}."""
@@ -134,11 +132,6 @@ def test_stopped_training_resumes_with_equal_losses(
         assert (run / name / "model.safetensors").read_bytes() == (unbroken / name / "model.safetensors").read_bytes()
 
 
-def test_a_split_without_held_out_files_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="give a lower --held-out-one-in"):
-        train(*options(corpus, tmp_path / "run", "--held-out-one-in", "1000000"))
-
-
 def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_path: Path) -> None:
     from examples.training.demo_training import tokens
     from examples.training.demo_training.corpus import in_folder
@@ -157,51 +150,3 @@ def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_pa
     learned = tokens.read_tokenizer(tmp_path / "data").decode(np.load(tmp_path / "data" / "train.npy").tolist())
     assert "eagle" not in learned
     assert "heron" in learned
-
-
-def test_conversations_are_rendered_as_the_template_renders_them() -> None:
-    from examples.training.demo_training import chat, tokens
-
-    source = FUNCTION.format(verb="select", noun="boat", limit=3) * 2
-    talks = list(chat.conversations(source))
-    assert len(talks) == 2
-    assert '"""' not in talks[0][-1]["content"]
-    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    rendered = chat.render(talks[0])
-    row = tokens.chat_tokens(tokenizer, [rendered])[0]
-    assert row[0] == 1
-    assert row[-1] == 0
-    assert row.count(4) == 1 and row.count(5) == 1
-    assert row.count(6) == len(talks[0])
-    assert tokenizer.decode(row[:-1], skip_special_tokens=False) == rendered
-    assert 6 not in tokens.text_tokens(tokenizer, ["a text that spells <|end|> is no marker"])[0]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "permitted"),
-    [
-        pytest.param([("License-Expression", "BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0")], True, id="all of"),
-        pytest.param([("License-Expression", "MIT AND Apache-2.0 WITH LLVM-exception")], True, id="an exception"),
-        pytest.param([("License-Expression", "MPL-2.0 AND MIT")], False, id="one of all is not"),
-        pytest.param([("License-Expression", "GPL-3.0-only OR MIT")], True, id="a choice"),
-        pytest.param([("License-Expression", "(GPL-3.0-only OR MIT) AND LGPL-2.1")], False, id="a choice and more"),
-        pytest.param([("Classifier", "License :: OSI Approved :: Apache Software License")], True, id="classifier"),
-        pytest.param(
-            [
-                ("Classifier", "License :: OSI Approved :: MIT License"),
-                ("Classifier", "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"),
-            ],
-            False,
-            id="one classifier is not",
-        ),
-        pytest.param([("License", "Apache 2.0")], True, id="Apache in words"),
-        pytest.param([("License", "3-Clause BSD License")], True, id="BSD in words"),
-        pytest.param([("License", "Apache 2.0 with the Commons Clause")], False, id="more words"),
-        pytest.param([("License", "Proprietary")], False, id="proprietary"),
-        pytest.param([], False, id="nothing stated"),
-    ],
-)
-def test_only_permissive_licences_are_learned_from(metadata: list[tuple[str, str]], permitted: bool) -> None:
-    from examples.training.demo_training.corpus import permissive_licence
-
-    assert (permissive_licence(metadata) is not None) is permitted
