@@ -79,8 +79,8 @@ def open_exact() -> Callable[[Path], edgekit.Runtime]:
     return opened
 
 
-@pytest.fixture(scope="session")
-def runtime(demo_artifact: Path) -> Iterator[edgekit.Runtime]:
+@pytest.fixture(scope="package")
+def runtime(demo_artifact: Path, own_operators: None) -> Iterator[edgekit.Runtime]:
     """Without a prefix cache, so that a prompt is computed in the same pieces each time."""
     with edgekit.open(demo_artifact, draft="off", prefixes=0) as opened:
         yield opened

@@ -36,7 +36,9 @@ def test_texts_are_those_of_python_through_many_evictions(
     model.close()
 
 
-@pytest.mark.parametrize(("bits", "is_windowed"), [(32, True), (8, True), pytest.param(8, False, marks=LONG)])
+@pytest.mark.parametrize(
+    ("bits", "is_windowed"), [(32, True), *(pytest.param(8, is_windowed, marks=LONG) for is_windowed in (True, False))]
+)
 def test_exact_texts_do_not_depend_on_drafts_or_prefixes(
     library: NativeLibrary, of_bits: dict[int, Path], open_exact: Callable[[Path], edgekit.Runtime], tmp_path: Path,
     bits: int, is_windowed: bool,
