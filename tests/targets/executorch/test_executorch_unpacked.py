@@ -16,7 +16,7 @@ from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.sharing import share_constants
 from engines import Model, lower, program
-from executorch_models import usual
+from executorch_models import SHARED, usual
 from kept import EXPORTS, kept
 
 from edgekit.artifact.self_check import self_check
@@ -118,7 +118,7 @@ def test_tied_head_shares_bytes_of_table(unshared: Model, tmp_path: Path) -> Non
 
 
 def test_float_tied_head_shares_bytes_of_table() -> None:
-    made = program("gemma2", "float32")
+    made = program("gemma3", "float32", kv_bits=32, **SHARED)
     table = made.weights.dequantised("model.embed_tokens").astype("<f4").tobytes()
     assert (made.files / PROGRAM).read_bytes().count(table) == 1
 
@@ -153,7 +153,7 @@ def test_damaged_programs_raise_only_edgekit_errors(tmp_path: Path) -> None:
 
 
 def test_a_program_of_another_model_is_refused(tmp_path: Path) -> None:
-    made, other = usual(), program("gemma2", "float32")
+    made, other = usual(), program("gemma3", "float32", kv_bits=32, **SHARED)
     shutil.copyfile(other.files / PROGRAM, tmp_path / PROGRAM)
     assert "its plan says" in measured.refused(lambda: list(ExecutorchTarget().weights(made.plan, tmp_path)))
 
