@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tiny_models
-from mtp_heads import rewrite
+from safetensors_files import write_tensors
 
 from edgekit.formats.safetensors import TensorFolder
 
@@ -41,7 +41,7 @@ def write_gemma4(folder: Path, **changed: Any) -> Path:
             values += 1
         if "q_norm" in name:
             values *= 0.3  # without a factor on scores, random heads are sharper than trained ones
-    rewrite(folder, tensors)
+    write_tensors(folder, tensors)
     return folder
 
 
@@ -82,7 +82,7 @@ def write_assistant(
             values += 0.3 if "q_norm" in name else 1
     if clusters:
         made["masked_embedding.token_ordering"] = draw.permutation(vocabulary).astype(np.int64)
-    rewrite(folder, {name: value for name, value in {**made, **(tensors or {})}.items() if value is not None})
+    write_tensors(folder, {name: value for name, value in {**made, **(tensors or {})}.items() if value is not None})
     return folder
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors_files import write_tensors
 
 from edgekit.contracts.engine import Chunk
 from edgekit.enginekit.base import EngineBase
-from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.spec import ModelSpec
 
 LEGACY, SPECULATORS = "LlamaForCausalLMEagle3", "speculators"
@@ -84,12 +84,7 @@ def write_head(
         made["d2t"] = chosen - np.arange(count)
         made["t2d"] = np.isin(np.arange(target.vocab_size), chosen)
     made = {name: value for name, value in {**made, **(tensors or {})}.items() if value is not None}
-    kinds = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
-    layout_of = {name: (kinds[str(value.dtype)], value.shape) for name, value in made.items()}
-    with TensorWriter(folder / "model.safetensors", layout_of) as writer:
-        for name, value in made.items():
-            writer.write(name, value)
-        writer.seal()
+    write_tensors(folder, made)
     return folder
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import tiny_models
+from safetensors_files import write_tensors
 
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.formats.safetensors_writer import TensorWriter
 
 QWEN3_5: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 64,
@@ -42,18 +42,8 @@ def write_mtp_model(folder: Path, *, seed: int = 0, tensors: dict[str, Any] | No
     }
     made = {name: value for name, value in {**made, **(tensors or {})}.items() if value is not None}
     with TensorFolder.open(folder) as whole:
-        rewrite(folder, {name: whole.array(name).copy() for name in whole.entries} | made)
+        write_tensors(folder, {name: whole.array(name).copy() for name in whole.entries} | made)
     return folder
-
-
-def rewrite(folder: Path, tensors: dict[str, Any]) -> None:
-    """Replace the tensors of a folder."""
-    kinds = {"float32": "F32", "int64": "I64"}
-    layout = {name: (kinds[str(value.dtype)], value.shape) for name, value in tensors.items()}
-    with TensorWriter(folder / "model.safetensors", layout) as writer:
-        for name, value in tensors.items():
-            writer.write(name, value)
-        writer.seal()
 
 
 def part_alone(model: Path, folder: Path) -> Path:
@@ -61,7 +51,7 @@ def part_alone(model: Path, folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_bytes((model / "config.json").read_bytes())
     with TensorFolder.open(model) as whole:
-        rewrite(folder, {name: whole.array(name).copy() for name in whole.entries if name.startswith("mtp.")})
+        write_tensors(folder, {name: whole.array(name).copy() for name in whole.entries if name.startswith("mtp.")})
     return folder
 
 

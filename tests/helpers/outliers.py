@@ -10,9 +10,9 @@ from typing import Any
 import family_models as models
 import numpy as np
 import runtimes
+from safetensors_files import write_tensors
 
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.source import open_source
 
 _WEIGHTS = "model.safetensors"
@@ -40,14 +40,7 @@ def rewrite(folder: Path, change: Any) -> None:
         tensors = {name: np.array(stored.floats(name)) for name in stored.entries}
     for name, values in tensors.items():
         change(name, values)
-    write(folder, tensors)
-
-
-def write(folder: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-    with TensorWriter(folder / _WEIGHTS, {name: ("F32", each.shape) for name, each in tensors.items()}) as writer:
-        for name, values in tensors.items():
-            writer.write(name, values)
-        writer.seal()
+    write_tensors(folder, tensors)
 
 
 def family(folder: Path, kind: str, config: dict[str, Any], factor: float) -> Path:
@@ -92,5 +85,5 @@ def biased(folder: Path, size: float, name: str = "demo") -> Path:
             bias[:] = 0.5 * draw.standard_normal(bias.shape)
         tensors[name.replace(".weight", ".bias")] = bias.ravel()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    write(folder, tensors)
+    write_tensors(folder, tensors)
     return folder

@@ -1,12 +1,16 @@
-"""Writes safetensors byte by byte, well formed or not."""
+"""Writes safetensors: of arrays, or byte by byte, well formed or not."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgekit.formats.safetensors_writer import TensorWriter
+
 Entry = dict[str, Any]
+KINDS = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
 
 
 def entry(dtype: str, shape: list[int], start: int, stop: int) -> Entry:
@@ -18,3 +22,12 @@ def write(path: Path, header: dict[str, Any] | str, data: bytes, length: int | N
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
     return path
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Any]) -> None:
+    """Write arrays as the only tensors of a folder."""
+    layout = {name: (KINDS[str(values.dtype)], values.shape) for name, values in tensors.items()}
+    with TensorWriter(folder / "model.safetensors", layout) as writer:
+        for name, values in tensors.items():
+            writer.write(name, values)
+        writer.seal()

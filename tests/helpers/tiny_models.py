@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import runtimes
+from safetensors_files import write_tensors
 
 from edgekit.artifact.export import export
 from edgekit.contracts.recipe import named_recipe
-from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
@@ -38,11 +38,10 @@ def write_tiny(folder: Path, *, seed: int = 0, layers: int = 2, **changed: Any) 
     model = model_from_config(config, folder.name, str(folder))
     draw = np.random.default_rng(seed)
     tensors = {tensor.name: tensor for tensor in model.tensors()}
-    with TensorWriter(folder / "model.safetensors", {name: ("F32", t.shape) for name, t in tensors.items()}) as writer:
-        for name, tensor in tensors.items():
-            values = draw.standard_normal(tensor.shape, np.float32) * np.float32(0.2)
-            writer.write(name, values + 1 if tensor.role == "norm" else values)
-        writer.seal()
+    drawn = {name: draw.standard_normal(each.shape, np.float32) * np.float32(0.2) for name, each in tensors.items()}
+    write_tensors(
+        folder, {name: drawn[name] + 1 if each.role == "norm" else drawn[name] for name, each in tensors.items()}
+    )
     return folder
 
 

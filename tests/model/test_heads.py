@@ -11,7 +11,8 @@ import pytest
 import tiny_models
 from assistants import CLUSTERS, VOCABULARY, write_assistant, write_gemma4
 from eagle3_heads import LEGACY, SPECULATORS, write_head
-from mtp_heads import part_alone, rewrite, write_mtp_model
+from mtp_heads import part_alone, write_mtp_model
+from safetensors_files import write_tensors
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
@@ -96,7 +97,7 @@ def test_other_models_and_checkpoints_without_the_part_are_refused(tmp_path: Pat
         with pytest.raises(InvalidInput, match="is the checkpoint of another model than model"):
             read_head(other, target)
     with TensorFolder.open(model) as whole:
-        rewrite(model, {name: whole.array(name).copy() for name in whole.entries if not name.startswith("mtp.")})
+        write_tensors(model, {name: whole.array(name).copy() for name in whole.entries if not name.startswith("mtp.")})
     with pytest.raises(InvalidInput, match=r"holds no mtp\.\* tensors"):
         read_head(model, target)
 
