@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import quantised_folders
 import tiny_models
 import torch
 
@@ -84,35 +83,3 @@ def test_head_training_resumes_and_the_head_drafts(
     np.testing.assert_allclose(ours.logits(output[-1]), expected[0][0, 9], atol=1e-3)
     output = ours.forward(cache, tokens[11:12], output[-1:], np.array([10]))
     np.testing.assert_allclose(ours.logits(output[-1]), expected[1][0, 9], atol=1e-3)
-
-
-def test_a_quantised_file_is_read_as_the_floats_that_it_stands_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from examples.training.head_training.target import open_target
-
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    stored = quantised_folders.write_gguf(tmp_path / "model.gguf")
-    model, tokenizer, file = open_target(str(tmp_path / "model.gguf"))
-    parameters, name = dict(model.named_parameters()), "model.layers.0.mlp.down_proj.weight"
-    integers, scales = stored[name]
-    expected = integers.reshape(*scales.shape, -1) * scales[..., None]
-    np.testing.assert_array_equal(parameters[name].detach(), expected.reshape(parameters[name].shape))
-    assert file.is_file() and tokenizer("a")["input_ids"]
-
-
-def test_prompts_of_chats_end_where_the_model_answers(tmp_path: Path, small: None) -> None:
-    from transformers import AutoTokenizer
-
-    from examples.training.head_training.outputs import prompts, texts
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_models.write_tiny(tmp_path / "model"))
-    chat = [{"role": "user", "content": "What is in the box, and who put it there?"}]
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text(json.dumps({"messages": chat}) + "\n")
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    whole = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    (rows,) = prompts(tokenizer, texts(lines, tokenizer), 4, 6, 0)
-    assert rows.tolist() == [whole[-6:]] * 4
-    with pytest.raises(SystemExit, match=f"no text has {len(whole) + 1} tokens"):
-        next(prompts(tokenizer, texts(lines, tokenizer), 4, len(whole) + 1, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,25 @@ def test_an_export_passes_the_suite(target: str, family: str, tolerance: float) 
 def test_offers_pass_the_suite(target: str, family: str, devices: tuple[str, ...]) -> None:
     model = model_from_config(TINY[family], family, "config.json")
     check_target(load_target(target), [load_profile(name) for name in devices], model)
+
+
+EXPORTING = """
+import pathlib, sys
+sys.modules.update(dict.fromkeys(("mlx", "mlx.core", "xllamacpp", "llama_cpp", "torch")))  # importing one fails
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
+from edgekit.plugins import load_target
+plan, out = Plan.model_validate_json(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[3])
+out.mkdir()
+load_target(plan.target).export(plan, NeutralWeights.open(sys.argv[2]), out, lambda *_: None)
+"""
+
+
+@pytest.mark.parametrize("target", [row("mlx"), row("llamacpp")])
+def test_exporting_loads_neither_the_vendors_library_nor_torch(target: str, tmp_path: Path) -> None:
+    made = make_model(target, "llama")
+    (tmp_path / "plan.json").write_text(made.plan.to_json())
+    words = [sys.executable, "-c", EXPORTING, tmp_path / "plan.json", made.weights.folder, tmp_path / "out"]
+    subprocess.run(words, check=True)
+    for path in made.files.iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()

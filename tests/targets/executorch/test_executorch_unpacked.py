@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 import measured
 from edgekit_executorch import ExecutorchTarget
+from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.sharing import share_constants
 from engines import Model, lower, program
@@ -139,10 +140,17 @@ def test_damaged_programs_raise_only_edgekit_errors(tmp_path: Path) -> None:
     for size in (0, 30, 400, len(whole) // 2, len(whole) - 64):
         (tmp_path / PROGRAM).write_bytes(whole[:size])
         assert measured.refused(lambda: list(ExecutorchTarget().weights(made.plan, tmp_path)))
+    for data in (
+        b"PK\x03\x04" + whole[4:],
+        b"\xff\xff\xff\x7f" + whole[4:],
+    ):
+        (tmp_path / PROGRAM).write_bytes(data)
+        with pytest.raises(DamagedArtifact):
+            read_contents(tmp_path / PROGRAM)
     random = np.random.default_rng(0)
-    for _ in range(60):  # any answer, so long as it is ours
+    for turn in range(120):  # any answer, so long as it is ours
         changed = bytearray(whole)
-        for place in random.integers(0, 60_000, 6):
+        for place in random.integers(0, 4096 if turn % 2 else 60_000, 6):
             changed[place] = random.integers(256)
         (tmp_path / PROGRAM).write_bytes(bytes(changed))
         try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,28 +71,6 @@ def demo(folder: Path, backend: str, recipe: str = "s4-g64") -> Path:
     out.mkdir()
     export(models.plan_for(weights.model, weights.recipe, backend=backend, context=512), weights, out, models.quiet)
     return out
-
-
-def test_exporting_loads_neither_mlx_nor_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "sys.modules['mlx'] = sys.modules['mlx.core'] = sys.modules['torch'] = None\n"
-        "import pathlib, edgekit_mlx, edgekit_mlx.export, edgekit_mlx.offers\n"
-        "from edgekit.contracts.neutral import NeutralWeights\n"
-        "from edgekit.common.parsing import read_json, validate\n"
-        "from edgekit.contracts.plan import Plan\n"
-        "plan = Plan.model_validate_json(pathlib.Path(sys.argv[3]).read_text())\n"
-        "out = pathlib.Path(sys.argv[4]); out.mkdir()\n"
-        "edgekit_mlx.MlxTarget().export(plan, NeutralWeights.open(sys.argv[2]), out, lambda *_: None)\n"
-        "print(sorted(path.name for path in out.iterdir()))\n"
-    )
-    made = mlx_model("llama")
-    plan = tmp_path / "plan.json"
-    plan.write_text(made.plan.to_json())
-    arguments = [str(Path(__file__).parents[2] / "helpers"), str(made.weights.folder), str(plan), str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
-    assert WEIGHTS in done.stdout, done.stderr
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made.files / WEIGHTS).read_bytes()
 
 
 def test_block_size_does_not_change_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
