@@ -24,10 +24,10 @@ def write(path: Path, header: dict[str, Any] | str, data: bytes, length: int | N
     return path
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Any]) -> None:
-    """Write arrays as the only tensors of a folder."""
-    layout = {name: (KINDS[str(values.dtype)], values.shape) for name, values in tensors.items()}
-    with TensorWriter(folder / "model.safetensors", layout) as writer:
-        for name, values in tensors.items():
-            writer.write(name, values)
+def write_tensors(folder: Path, tensors: Mapping[str, Any], name: str = "model.safetensors") -> None:
+    """Write arrays as the only tensors of a file."""
+    layout = {each: (KINDS[str(values.dtype)], values.shape) for each, values in tensors.items()}
+    with TensorWriter(folder / name, layout) as writer:
+        for each, values in tensors.items():
+            writer.write(each, values)
         writer.seal()

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from gguf_files import STRING, U16, Stored, Value
+from safetensors_files import write_tensors
 
 from edgekit.cli import command
 from edgekit.common.content_store import IN_USE, ContentStore
@@ -219,16 +220,10 @@ def test_neutral_weights_of_a_file_are_those_of_its_values(tmp_path: Path) -> No
 
 
 def _as_folder(folder: Path, companions: Path, weights: dict[str, np.ndarray]) -> Path:
-    from edgekit.formats.safetensors_writer import TensorWriter
-
     folder.mkdir()
     for item in companions.iterdir():
         (folder / item.name).write_bytes(item.read_bytes())
-    shapes = {name: ("F32", values.shape) for name, values in weights.items()}
-    with TensorWriter(folder / "model.safetensors", shapes) as writer:
-        for name, values in weights.items():
-            writer.write(name, values)
-        writer.seal()
+    write_tensors(folder, weights)
     return folder
 
 

@@ -13,8 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from configs import SMALL, Config, write_config
+from safetensors_files import write_tensors
 from shapes import LLAMA_32_1B, spec_of
 
 from edgekit.errors import InvalidInput, Unsupported
@@ -33,15 +35,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 def write_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A safetensors file of zeros, half precision."""
-    header, position = {}, 0
-    for name, shape in shapes.items():
-        size = 2
-        for extent in shape:
-            size *= extent
-        header[name] = {"dtype": "F16", "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(position))
+    write_tensors(path.parent, {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}, path.name)
 
 
 @pytest.fixture
