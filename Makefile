@@ -4,7 +4,8 @@ BIN := .venv/bin
 PARTS ?= onnx,mlx,llamacpp,executorch,quantize,structured,eval,serve,sign,dev
 DEMO_PARTS ?= onnx,quantize,structured
 # Two workers, one thread each: vendor libraries that each take every core only slow each other down.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Files keep their order, which begins with those that take longest.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Hundreds of tests start Python; without compiled modules each start takes half a second more.
 unexport PYTHONDONTWRITEBYTECODE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,11 @@ settings.register_profile("same", derandomize=True)
 settings.register_profile("random")
 settings.load_profile("same")
 IN_CHILDREN = {(prepacking, "_child"): prepacking._child, (machine_speed, "_in_a_child"): machine_speed._in_a_child}
-LONGEST = ("/targets/", "/real/", "test_lab_", "test_composition", "test_sealed_heads", "test_self_check")
+LONGEST = (
+    "/targets/", "/real/", "/native/", "test_lab_", "test_composition", "test_sealed_heads", "test_self_check",
+    "test_tutorial", "test_pages_of_code", "test_damaged_files", "test_bench", "test_write_a_target", "test_demo",
+    "test_sites_at_once", "test_sound_models",
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +56,8 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of data/long_tests.txt; begin with the files that take longest, so that no worker ends late."""
-    items.sort(key=lambda item: not any(part in item.nodeid for part in LONGEST))
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (not any(part in item.nodeid for part in LONGEST), -counts[item.path], item.path))
     lines = (Path(__file__).parent / "data/long_tests.txt").read_text().splitlines()
     for item in items:
         if any(line in item.nodeid for line in lines if not line.startswith("#")):
