@@ -1,4 +1,4 @@
-"""The README is short, in its order, its commands run, and its picture shows what `plan` prints."""
+"""What the README installs and makes is there, its command runs, and its picture shows what `plan` prints."""
 
 from __future__ import annotations
 
