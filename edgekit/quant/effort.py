@@ -34,9 +34,9 @@ _USUALLY_CALIBRATED = 600_000_000  # most parameters: calibrating them takes les
 _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
 # Measured over layers of 1,024 inputs: what is no product (attention, norms, a softmax over the vocabulary) stays in
 # float32 where products are faster, and numpy's half of a symmetric product takes longer than half of torch's.
-_CONVERTING, _NO_PRODUCTS, _SOFTMAX, _HALF_PRODUCT = 1.3, 0.8, 1.5, 0.85
+_CONVERTING, _NO_PRODUCTS, _SOFTMAX, _HALF_PRODUCT = 1.3, 1.2, 1.5, 0.85
 _FACTORING = 1.5  # of a product of all inputs: the Hessian's factor and its inverse
-_LOOP_WEIGHTS_PER_S = 1e7  # GPTQ's column loop, which has one thread
+_LOOP_WEIGHTS_PER_S = 8e6  # GPTQ's column loop, which has one thread
 _ROUNDED_LAYERS = 3  # of floats: as read, in the order of rounding, and as stored
 _RESIDUALS, _INNER = 15, 4  # arrays of a token in a layer: of the residual, and of the feed-forward
 _MOMENTS = 5  # the second moments of a linear's inputs, ordered, damped, factored, inverted, and LAPACK's copies

@@ -1,4 +1,4 @@
-"""What the README installs and makes is there, its command runs, and its picture shows what `plan` prints."""
+"""The README is short, in its order, its commands run, and its picture shows what `plan` prints."""
 
 from __future__ import annotations
 
@@ -28,6 +28,22 @@ def model() -> str:
         return str(smollm2())
     except RealModelMissing as missing:
         pytest.skip(str(missing))
+
+
+def test_the_readme_is_short_and_in_its_order() -> None:
+    assert len(README.splitlines()) <= 80
+    parts = [
+        "![",
+        "<!-- rivals -->",
+        "make demo",
+        "make test",
+        "pip install",
+        "\nedgekit run",
+        "| target |",
+        "## Read on",
+    ]
+    places = [README.index(part) for part in parts]
+    assert places == sorted(places)
 
 
 def test_what_the_readme_installs_and_makes_is_there() -> None:

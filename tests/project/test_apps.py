@@ -56,6 +56,14 @@ def test_no_private_module_is_imported(kind: str, part: str) -> None:
     assert sorted(private_modules(kind, part)) == []
 
 
+def test_the_core_imports_no_app_and_no_method() -> None:
+    paths = [path for part in ("edgekit", "targets") for path in (ROOT / part).rglob("*.py")]
+    above = (ROOT / "edgekit/apps", ROOT / "edgekit/methods")
+    core = [path for path in paths if not any(path.is_relative_to(folder) for folder in above)]
+    found = {module for path in core for module, _ in imports_of(path)}
+    assert not [module for module in found if module.startswith(("edgekit.apps", "edgekit.methods"))]
+
+
 def test_every_public_name_is_there() -> None:
     for module in ("edgekit", "edgekit.apps.bench", "edgekit.commands", "edgekit.drafters", "edgekit.quant_methods"):
         face = import_module(module)

@@ -127,6 +127,21 @@ def test_every_public_name_is_in_the_reference() -> None:
         assert f"::: {value.__module__}.{value.__qualname__}\n" in page, name
 
 
+def test_functions_have_an_example_in_their_docstring() -> None:
+    runtime = edgekit.Runtime
+    methods = (
+        runtime.generate,
+        runtime.chat,
+        runtime.stream,
+        runtime.submit,
+        runtime.score,
+        runtime.embed,
+        runtime.pin,
+    )
+    for function in (edgekit.plan, edgekit.export, edgekit.quantize, edgekit.AsyncRuntime.open, *methods):
+        assert ">>> " in (function.__doc__ or "")
+
+
 def test_the_other_keywords_are_documented() -> None:
     for function in (api.plan, api.export, api.quantize):
         for name in inspect.signature(function).parameters:

@@ -33,6 +33,12 @@ def lines_of(paths: list[Path]) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
+def room_of(path: Path) -> str:
+    part, *below = path.relative_to(ROOT).parts
+    deep = 2 if below[0] in APPS else 1
+    return "/".join((part, *below[: min(deep, len(below) - 1)]))
+
+
 def is_core(path: Path) -> bool:
     return path.relative_to(ROOT).parts[1] not in APPS
 
@@ -121,3 +127,12 @@ def test_a_budget_is_kept(what: str) -> None:
     found = count()
     assert found <= most, f"{what}: {found:,}, and the budget is {most:,}: remove a concept, do not make lines denser"
     assert f"| {what} | {most:,} |" in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+    rooms = Counter[str]()
+    for path in CODE:
+        rooms[room_of(path)] += lines_of([path])
+    with capsys.disabled():
+        click.echo(f"\nlines of Python: {', '.join(f'{room} {count:,}' for room, count in rooms.most_common())}")
+    assert rooms.total() == lines_of(CODE)
