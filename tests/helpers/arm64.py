@@ -1,11 +1,12 @@
 """Runs the onnx target and the runtime as programs for arm64, under emulation, and compares logits with this machine's.
 
-    python tests/helpers/arm64.py [--prompts 12] [--folder build/arm64]
+    python tests/helpers/arm64.py [--quick] [--prompts 12] [--folder build/arm64]
 
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
 where it could not be run. `--prompts` is the number of texts of the native library for each of the ways that they are
-written.
+written. `--quick` takes four, in exact mode alone; it checks all of the tiny models on one processor only, and leaves
+out the runtime's tests, which depend on the time that emulation takes.
 """
 
 from __future__ import annotations
@@ -50,10 +51,13 @@ WHEELS = (
     "--platform=manylinux2014_aarch64",
     *(f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31, 34)),
 )  # fmt: skip
-TESTS = (
-    "tests/targets/test_conformance_of_engines.py",
-    "tests/runtime/test_loop.py",
-    "tests/runtime/test_chat_templates.py",
+TESTS = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "targets/test_conformance_of_engines",
+        "runtime/test_loop",
+        "runtime/test_chat_templates",
+    )
 )
 # They bound the memory of a child process, to which the emulator adds its own.
 LEFT_OUT = tuple(
@@ -90,7 +94,9 @@ COMPARISONS = (
     Comparison("smollm2", ("neoverse-n1",), 2, 32, 0.012, 0.02),
 )
 
+QUICK_MODELS = {"cortex-a72": "llama-s4-g32", "max": "llama-s4-g32"}  # each takes one to four minutes there
 EXACT = ("--exact", "--characters", "60", "--tokens", "20")  # short: a prompt is fed token by token there
+QUICK_LOOPS = (Loop("demo", EXACT), Loop("windowed", EXACT))
 LOOPS = (Loop("demo"), Loop("demo", EXACT), Loop("windowed", EXACT, tuple(CPUS)))
 WINDOW = {"window": 16, "sinks": 2, "block": 3}
 
@@ -106,16 +112,18 @@ class Wrong(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build/arm64")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--prompts", type=int, default=12)
     chosen = parser.parse_args()
     try:
         folder = chosen.folder.resolve()
         guest = prepare(folder)
-        check_models(folder, guest)
+        check_models(folder, guest, QUICK_MODELS if chosen.quick else {})
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
-        compare_loops(folder, guest, LOOPS, chosen.prompts)
-        run_tests(guest)
+        compare_loops(folder, guest, QUICK_LOOPS if chosen.quick else LOOPS, 4 if chosen.quick else chosen.prompts)
+        if not chosen.quick:
+            run_tests(guest)
     except (CannotRun, RealModelMissing, OSError) as reason:
         say(f"arm64 was not tested: {reason}")
         return COULD_NOT_RUN
@@ -235,13 +243,13 @@ def once(folder: Path, name: str, made_of: str, make: Callable[[Path], None]) ->
     stamp.write_text(made_of)
 
 
-def check_models(folder: Path, guest: Guest) -> None:
-    """The conformance suite, on models of several families and recipes."""
+def check_models(folder: Path, guest: Guest, chosen: Mapping[str, str]) -> None:
+    """The conformance suite, on models of several families and recipes, or on the one chosen for a processor."""
     script = str(ROOT / "tests/helpers/arm64_models.py")
     command([sys.executable, script, "export", str(folder / "tiny")], "the tiny models cannot be made here")
     for cpu, what in CPUS.items():
         say(f"{cpu} ({what})")
-        guest.run(cpu, script, "check", str(folder / "tiny"))
+        guest.run(cpu, script, "check", str(folder / "tiny"), *([chosen[cpu]] if cpu in chosen else []))
 
 
 def compare(comparison: Comparison, folder: Path, guest: Guest) -> None:

@@ -1,7 +1,7 @@
 """Tiny models that are exported here and checked on another processor: the first step needs torch, the second none.
 
 python tests/helpers/arm64_models.py export FOLDER
-python tests/helpers/arm64_models.py check FOLDER
+python tests/helpers/arm64_models.py check FOLDER [NAME...]
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def export_all(folder: Path) -> None:
             (folder / name / PLAN).write_text(plan.model_dump_json())
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, *names: str) -> None:
     """Every promise of an engine within rounding; in exact mode bit for bit, which only recurrent layers refuse."""
-    for name in MODELS:
+    for name in names or MODELS:
         files, begun = folder / name, time.monotonic()
         plan = Plan.model_validate_json((files / PLAN).read_text())
         check_engine(partial(OnnxEngine, plan, files), exact=False, tolerance=TOLERANCE, sequences=SEQUENCES)
@@ -63,4 +63,4 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"export": export_all, "check": check}[sys.argv[1]](Path(sys.argv[2]))
+    {"export": export_all, "check": check}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
