@@ -64,6 +64,7 @@ DRAFTERS = {
     "draft model, always 3": "draft model, always three",
     "early exit": "early exit, of a model not trained for it",
 }
+SHOWN = ("Q5_K_M", "Q4_K_M", "IQ4_K", "IQ4_XS")  # formats of other engines that the table has; the others are stored
 FEWER_BITS = "5.32"  # the weights have as many bytes then as in IQ4_XS
 RECIPES = ("default", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
 
@@ -204,7 +205,7 @@ def losses(model: str) -> list[Loss]:
     peers_ = [
         loss(f"{row['method']} {row['recipe']}", row, row["file_bytes"])
         for row in rows
-        if row["file_bytes"] and row["recipe"] not in stored_name  # the file that all were made from
+        if row["recipe"] in SHOWN and row["recipe"] not in stored_name  # the file that all were made from
     ]
     return ours + sorted(peers_, key=lambda each: -each.file_bytes)
 
@@ -292,10 +293,11 @@ def readme_table() -> str:
     for words, key in (("private memory, 1.2 B", "private_bytes"), ("files, 1.2 B in 4 bits", "file_bytes")):
         ours, theirs, last = (mb(row[key]) for row in (found[EDGEKIT], best, found[GENAI]))
         rows.append([words, ours, theirs, "", "", last])
-    found_losses = {each.what: each for each in losses("smollm2")}
-    gguf, rival = found_losses["edgekit, default, llamacpp"], found_losses["llama.cpp Q4_K_M"]
-    cells = [f"KL {each.kl[0]:.3f} in {mb(each.file_bytes)}" for each in (gguf, rival)]
-    rows.append(["loss on code, SmolLM2-135M", *cells, "", "", ""])
+    for model, made_from in (("demo", "the demo's float weights"), ("smollm2", "SmolLM2-135M, a Q4_1 file")):
+        found_losses = {each.what: each for each in losses(model)}
+        shown = ("edgekit, default, llamacpp", "llama.cpp Q4_K_M", "ik_llama.cpp IQ4_K")
+        cells = [f"KL {found_losses[name].kl[0]:.3f} in {mb(found_losses[name].file_bytes)}" for name in shown]
+        rows.append([f"loss on code, {made_from}", *cells, "", ""])
     return table(["", *ENGINES], rows)
 
 
@@ -383,12 +385,12 @@ def quality_picture() -> str:
     found, left, top, wide, high = losses("smollm2"), 60, 50, 560, 240
     low, most = 85e6, 120e6
     worst = max(each.kl[0] for each in found) * 1.1
-    title = "SmolLM2-135M: KL on code by size of files (blue: edgekit, grey: llama.cpp)"
+    title = "SmolLM2-135M: KL on code by size of files (blue: edgekit, grey: others)"
     lines = [f'<text class="t" x="12" y="24">{title}</text>']
     for size in range(85, 121, 5):
         x = left + (size * 1e6 - low) / (most - low) * wide
         lines.append(f'<text x="{x:.0f}" y="{top + high + 28}" text-anchor="middle">{size}</text>')
-    for share in (0.0, 0.1, 0.2):
+    for share in (0.0, 0.02, 0.04, 0.06):
         y = top + high - share / worst * high + 4
         lines.append(f'<text x="{left - 8}" y="{y:.0f}" text-anchor="end">{share}</text>')
     lines.append(f'<text x="{left + wide / 2}" y="{top + high + 48}" text-anchor="middle">MB of files</text>')
@@ -397,9 +399,10 @@ def quality_picture() -> str:
         y = top + high - each.kl[0] / worst * high
         kind = "o" if each.is_edgekit else "p"
         lines.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
-        what = each.what.removeprefix("edgekit, ").removeprefix("llama.cpp ")
-        label = y + 20 if each.is_edgekit else y - 10  # so that neighbours do not cover each other
-        lines.append(f'<text x="{x:.1f}" y="{label:.1f}" text-anchor="middle">{what}</text>')
+        what = re.sub(r"^(edgekit, (default, )?|(ik_)?llama\.cpp )", "", each.what)
+        # To the right of edgekit's points, and below the others', so that neighbours do not cover each other.
+        place = f'x="{x + 10:.1f}" y="{y + 5:.1f}"' if each.is_edgekit else f'x="{x - 20:.1f}" y="{y + 20:.1f}"'
+        lines.append(f"<text {place}>{what}</text>")
     return drawn(lines, left + wide + 60, top + high + 60)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -88,10 +89,22 @@ def test_sentences_about_memory_are_those_of_the_results() -> None:
 
 
 def test_sentences_about_quality_are_those_of_the_results() -> None:
+    rows = {(row["model"], row["recipe"]): row for row in measured_page.stored("quality.json")["rows"]}
+    shares = []
+    for peer in ("IQ4_KS", "IQ4_K", "Q4_K_M"):
+        ours, theirs = rows["demo", f"balanced at the bytes of {peer}"], rows["demo", peer]
+        assert ours["bytes"] <= theirs["bytes"]
+        losses = {kind: [fmean(row["text"][kind]["kl"]) for row in (ours, theirs)] for kind in measured_page.KINDS}
+        assert "{0:.4f}, as {2} {1:.4f}".format(*losses["code"], peer) in MEASURED
+        shares += [one / other for one, other in losses.values()]
+    assert f"lose {min(shares):.1f} to {max(shares):.1f} of what 4-bit formats lose" in MEASURED
     found = {loss.what: loss for loss in measured_page.losses("smollm2")}
-    onnx, gguf, rival = (
-        found[what] for what in ("edgekit, default, onnx", "edgekit, default, llamacpp", "llama.cpp Q4_K_M")
-    )
-    assert abs(onnx.file_bytes / rival.file_bytes - 1) < 0.005 and "is as large as Q4_K_M" in MEASURED
-    assert f"as GGUF it is {gguf.file_bytes / rival.file_bytes - 1:.0%} larger".replace("%", " %") in MEASURED
-    assert f"loses {1 - onnx.kl[0] / rival.kl[0]:.0%} less on code".replace("%", " %") in MEASURED
+    onnx, gguf = (found[f"edgekit, default, {target}"] for target in ("onnx", "llamacpp"))
+    assert f"edgekit's file is {gguf.file_bytes / onnx.file_bytes - 1:.0%} larger".replace("%", " %") in MEASURED
+    for what, share, words in (
+        ("llama.cpp Q4_K_M", 0.6, "three fifths"),
+        ("ik_llama.cpp IQ4_K", 0.75, "three quarters"),
+    ):
+        ratio = fmean(one / other for one, other in zip(found[what].kl, onnx.kl, strict=True))
+        assert ratio == pytest.approx(share, rel=0.05)
+        assert words in MEASURED

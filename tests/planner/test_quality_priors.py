@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,7 @@ def test_no_stored_row_is_worse_than_what_is_accepted_for_it() -> None:
         rows.append((row, [row["target"]], row["stored_as"], texts))
     for row in measured_page.stored("quality.json")["rows"]:
         if row["file_bytes"] is None:  # files of other engines have no recipe
-            recipe = row["recipe"].replace(" at the bytes of IQ4_XS", f"-to-{row['bits_per_weight']}")
+            recipe = re.sub(r" at the bytes of \w+", f"-to-{row['bits_per_weight']}", row["recipe"])
             texts = [(fmean(text["kl"]), fmean(text["same_top"])) for text in row["text"].values()]
             held = [each for each in DEVICES if recipe != "small" or (each == "llamacpp") == (row["method"] == "none")]
             rows.append((row, held, recipe, texts))
