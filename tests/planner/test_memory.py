@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedBytes
 from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, total, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan
-from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, tensors_alike, weight_bytes
 from edgekit.contracts.stored_weights import sharing_notes, stored_weight_bytes
 from edgekit.contracts.token_costs import (
     CacheFormat,
@@ -35,6 +36,17 @@ from edgekit.planner.speed import touched_notes
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 
 PLAIN = MemoryFacts(runtime_bytes=0, float_bits=16, source="a test")
+
+
+@pytest.mark.parametrize("pattern", ["*.down_proj", "*layers.1.*", "*.[0-3].*proj", "*s.?.mlp*"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tensors_that_are_alike_are_counted_together(name: str, pattern: str) -> None:
+    model, s8 = shapes.spec_of(PUBLISHED[name]), Rule(pattern=pattern, format=Format(kind="s8"))
+    recipe = RECIPES["s4-g32"].model_copy(update={"rules": (s8, *RECIPES["s4-g32"].rules)})
+    found = Counter[object]()
+    for tensor, stored, number in tensors_alike(model, recipe):
+        found[tensor.role, tensor.shape, stored] += number
+    assert found == Counter((each.role, each.shape, recipe.format_of(each)) for each in model.tensors())
 
 
 def test_seventy_billion_at_4096_tokens_and_32_sequences_hold_40_gib_of_keys_and_values() -> None:
