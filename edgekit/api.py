@@ -115,7 +115,7 @@ def quantize(
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id or `demo`.
         recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` if the source
-            is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps its integers; otherwise
+            is quantised already (Q4_K, Q4_1, W4A16, GPTQ, AWQ, MLX), which keeps its integers; otherwise
             `s8` where integers are rounded (`effort="quick"`, or nothing to calibrate with), else `balanced`.
         output: the folder to write; it must not exist.
         options, given: `QuantizeOptions`, as one object or by keyword: `calibrate`, `effort`, `report`, …

@@ -96,7 +96,8 @@ def read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) 
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise failed(target, f"{missing[0]}.weight{others} cannot be found in the written files")
     if not is_native:
-        return ReadBack(f"{len(errors)} quantised matrices read back bit for bit", is_read=True)
+        of_integers = ", their integers" * any(rule.format.minima for rule in plan.recipe.rules)
+        return ReadBack(f"{len(errors)} quantised matrices read back{of_integers} bit for bit", is_read=True)
     furthest = max(errors.values(), default=0.0)
     return ReadBack(f"{len(errors)} matrices read back, at most {furthest:.0%} from the float ones", is_read=True)
 
@@ -109,10 +110,10 @@ def _error(values: NDArray[np.float32], name: str, weights: NeutralWeights, is_n
         return np.inf
     of_error = of_matrix = 0.0
     for rows in row_slices(values.shape):
-        exact = weights.tensor(name, rows)
+        if not is_native and not weights.holds(name, values[rows], rows):
+            return np.inf
         if is_native:
+            exact = weights.tensor(name, rows)
             of_error += float(np.linalg.norm(values[rows] - exact)) ** 2
             of_matrix += float(np.linalg.norm(exact)) ** 2
-        elif not np.array_equal(values[rows], exact):
-            return np.inf
     return float(np.sqrt(of_error / (of_matrix or 1.0)))

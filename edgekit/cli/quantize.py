@@ -45,7 +45,8 @@ Examples:
 def command(model: str, choice: QuantizeFiles, calibrating: QuantizeOptions, as_json: bool) -> None:
     """Quantise MODEL once, into integers and scales that every target packs without rounding again.
 
-    If MODEL is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), its integers are kept, unless --recipe says otherwise.
+    If MODEL is quantised already (Q4_K, Q4_1, W4A16, GPTQ, AWQ, MLX), its integers are kept, unless --recipe says
+    otherwise.
 
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Calibrated, gptq chooses the integers; with
     --effort quick they are rounded to the nearest. Weights that an earlier run made are taken from the store, and an

@@ -25,7 +25,7 @@ from edgekit.common.staging import copy_folder
 from edgekit.contracts.plan import Method, Quantisation
 from edgekit.contracts.recipe import INTEGER_BITS, Format, Recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, quote_short
-from edgekit.formats.int_packing import IntegerRows, in_slices, row_bytes, unpack
+from edgekit.formats.int_packing import IntegerRows, in_slices, row_bytes, unpack, unpack_unsigned
 from edgekit.formats.safetensors import TensorBytes, TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "edgekit.json"  # the file that makes a folder one of neutral weights
 # 1: without a seal. 2: every scale is positive bfloat16. 3: integers of other tools, with scales of either sign.
-MANIFEST_VERSION = 3
+# 4: the same, of which some have minima.
+MANIFEST_VERSION = 4
 MIN_SCALE = 2.0**-17  # the smallest scale that fp16 holds with all of bfloat16's bits
 MAX_SCALE = 65280.0  # the largest bfloat16 that fp16 holds
 FLOAT_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -120,12 +121,12 @@ def stored_as(tensor: Tensor, stored: Format) -> list[StoredTensor]:
         return [StoredTensor(tensor.name, FLOAT_DTYPES[stored.kind], tensor.shape)]
     assert len(tensor.shape) == 2 and not stored.is_native, (tensor, stored)
     outputs, inputs = tensor.shape
-    bits = bits_of(stored)
+    dtype, groups = _SCALE_DTYPES[stored.scales], (outputs, inputs // (stored.group or inputs))
+    words = row_bytes(inputs, bits_of(stored)) // 4
     return [
-        StoredTensor(f"{tensor.module}.weight_packed", "I32", (outputs, row_bytes(inputs, bits) // 4)),
-        StoredTensor(
-            f"{tensor.module}.weight_scale", _SCALE_DTYPES[stored.scales], (outputs, inputs // (stored.group or inputs))
-        ),
+        StoredTensor(f"{tensor.module}.weight_packed", "I32", (outputs, words)),
+        StoredTensor(f"{tensor.module}.weight_scale", dtype, groups),
+        *([StoredTensor(f"{tensor.module}.weight_minimum", dtype, groups)] if stored.minima else []),
         StoredTensor(f"{tensor.module}.weight_shape", "I64", (2,)),
     ]
 
@@ -212,12 +213,16 @@ class NeutralWeights:
 
         They are positive and exact in bfloat16 and in fp16, unless another tool chose them (`Format.scales`).
         """
-        self._quantised(module)
-        name = on_disk(self.model, f"{module}.weight_scale")
-        if module not in self._checked:
-            _check_scales(self.folder, name, self._tensors.floats(name), self.format_of(module))
-            self._checked.add(module)
-        return self._tensors.floats(name, rows)
+        return self._of_groups(f"{module}.weight_scale", module, rows)
+
+    def minima(self, module: str, rows: slice | None = None) -> NDArray[np.float32] | None:
+        """Return what each group adds, [out, in/group]: the value of the packed integer 0. None where it adds nothing.
+
+        `integers` are less than packed ones by 8 or 128; with them, a group adds its minimum and 8 or 128 scales.
+        """
+        if not self.format_of(module).minima:
+            return None
+        return self._of_groups(f"{module}.weight_minimum", module, rows)
 
     def floats(self, name: str, rows: slice | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return a tensor stored in float (norms, biases, float recipes), by its name in the model."""
@@ -228,6 +233,7 @@ class NeutralWeights:
         if self.format_of(module).is_float:
             return self.floats(f"{module}.weight", rows)
         self.scales(module, slice(0, 0))  # checks all scales of the module
+        self.minima(module, slice(0, 0))
         return dequantised_rows(self._tensors, self.model, self.tensor_of(module), self.format_of(module), rows)
 
     def tensor(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
@@ -235,6 +241,19 @@ class NeutralWeights:
         module = name.removesuffix(".weight")
         is_module = module != name and module in self._modules
         return self.dequantised(module, rows) if is_module else self.floats(name, rows)
+
+    def holds(self, name: str, values: NDArray[np.float32], rows: slice | None = None) -> bool:
+        """Return True if a target holds these values for a tensor, or for some of its rows: they are equal to `tensor`.
+
+        What groups with minima add may be rounded to 16 bits, by at most a 64th of the step between two integers, and
+        their smallest scales as far as float16 goes.
+        """
+        exact, module = self.tensor(name, rows), name.removesuffix(".weight")
+        if values.shape != exact.shape or module not in self._modules or not self.format_of(module).minima:
+            return bool(np.array_equal(values, exact))
+        steps = np.abs(self.scales(module, rows))
+        allowed = np.repeat(steps, exact.shape[1] // steps.shape[1], axis=1) / 64 + np.float32(2.0**-20)
+        return bool((np.abs(values - exact) <= allowed).all())
 
     def place(self, name: str) -> TensorBytes:
         """Return path, offset and length of a stored tensor's bytes, e.g. of `<module>.weight_packed`."""
@@ -254,7 +273,8 @@ class NeutralWeights:
                 )
         for module in self._modules:
             if not self.format_of(module).is_float:
-                self.scales(module)
+                self.scales(module, slice(0, 0))
+                self.minima(module, slice(0, 0))
                 shape = tuple(self._array(f"{module}.weight_shape").tolist())
                 if shape != self._modules[module].shape:
                     raise InvalidInput(f"{self.folder}: tensor {module}.weight_shape says {shape}")
@@ -266,6 +286,15 @@ class NeutralWeights:
 
     def _array(self, name: str) -> NDArray[Any]:
         return self._tensors.array(on_disk(self.model, name))
+
+    def _of_groups(self, name: str, module: str, rows: slice | None) -> NDArray[np.float32]:
+        """Return scales or minima; all of them are checked once."""
+        self._quantised(module)
+        stored = on_disk(self.model, name)
+        if name not in self._checked:
+            _check_scales(self.folder, stored, self._tensors.floats(stored), self.format_of(module))
+            self._checked.add(name)
+        return self._tensors.floats(stored, rows)
 
     def _quantised(self, module: str) -> tuple[Tensor, int]:
         tensor, stored = self.tensor_of(module), self.format_of(module)
@@ -281,7 +310,7 @@ def dequantised_rows(
     stored: Format,
     rows: slice | NDArray[np.int64] | None = None,
 ) -> NDArray[np.float32]:
-    """Return a tensor of the model, or some of its rows, as integer × scale in float32."""
+    """Return a tensor of the model, or some of its rows, as integer × scale (+ minimum) in float32."""
     if stored.is_float:
         return tensors.floats(on_disk(model, tensor.name), rows)
     outputs, inputs = tensor.shape
@@ -289,10 +318,13 @@ def dequantised_rows(
     packed = tensors.array(on_disk(model, f"{tensor.module}.weight_packed")).view(np.uint8)
     packed = packed.reshape(outputs, row_bytes(inputs, bits))
     scales = tensors.floats(on_disk(model, f"{tensor.module}.weight_scale"), rows)
+    minima = tensors.floats(on_disk(model, f"{tensor.module}.weight_minimum"), rows) if stored.minima else None
     packed = packed if rows is None else packed[rows]
 
     def dequantised(some: slice) -> NDArray[np.float32]:
-        return IntegerRows(unpack(packed[some], bits, inputs), scales[some]).dequantised()
+        if minima is None:
+            return IntegerRows(unpack(packed[some], bits, inputs), scales[some]).dequantised()
+        return IntegerRows(unpack_unsigned(packed[some], bits, inputs), scales[some], minima[some]).dequantised()
 
     return in_slices(np.empty((len(packed), inputs), np.float32), dequantised)
 
@@ -386,5 +418,5 @@ def _check_scales(folder: Path, name: str, scales: NDArray[np.float32], stored: 
     if not fine.all():
         row, column = np.argwhere(~fine)[0]
         raise InvalidInput(
-            f"{folder}: tensor {quote_short(name)}: scale {scales[row, column]} at [{row}, {column}] is not {allowed}"
+            f"{folder}: tensor {quote_short(name)}: {scales[row, column]} at [{row}, {column}] is not {allowed}"
         )

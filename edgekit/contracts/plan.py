@@ -64,6 +64,7 @@ class MemoryFacts(Frozen):
     layout: Word | None = Field(None, exclude_if=lambda value: value is None)
     scale_bits: Bits = 16  # per stored scale
     bias_bits: Bits = 0  # bits of a stored bias, if the format has biases
+    minimum_bits: Bits = Field(0, exclude_if=lambda value: not value)  # of each minimum, where a bias is not one
     row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: the whole row
     # Values per stored copy of a scale, for formats that repeat the scale of larger groups. None: one copy per group.
     scale_group: Annotated[int, Field(ge=1)] | None = None

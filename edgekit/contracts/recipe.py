@@ -47,12 +47,14 @@ class Format(Frozen):
     """The format of one tensor.
 
     `group` is the number of input values that share a scale; None: one scale per row. `scales` is the type of scales
-    from another tool, which may have any finite value of either sign. None: edgekit's own, positive bfloat16.
+    from another tool, which may have any finite value of either sign. None: edgekit's own, positive bfloat16. With
+    `minima`, integers are unsigned, and each group adds the value of its integer 0, of the same type as its scale.
     """
 
     kind: NumberFormat
     group: Annotated[int, Field(ge=1, le=4096)] | None = None
     scales: Annotated[ScaleFormat | None, Field(exclude_if=lambda value: value is None)] = None
+    minima: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
 
     @model_validator(mode="after")
     def _group_belongs(self) -> Format:
@@ -64,6 +66,8 @@ class Format(Frozen):
             raise ValueError(f"{self.kind} takes no group")
         if self.scales is not None and self.kind not in ("s4", "s8"):
             raise ValueError(f"{self.kind} takes no type of scales")
+        if self.minima and (self.scales is None or self.group is None):
+            raise ValueError("minima belong to groups of integers whose scales have a type")
         return self
 
     @property
@@ -105,11 +109,11 @@ class Format(Frozen):
         if self.kind in GGUF_BLOCKS:
             values, size = GGUF_BLOCKS[self.kind]
             return rows * -(-inputs // values) * size
-        scales = inputs // (self.group or inputs) * (4 if self.scales == "float32" else 2)
+        scales = inputs // (self.group or inputs) * (4 if self.scales == "float32" else 2) * (1 + self.minima)
         return rows * (scales + (-(-inputs * INTEGER_BITS[self.kind] // 32) * 4 if self.has_few_bits else inputs))
 
     def __str__(self) -> str:
-        return f"{self.kind}-g{self.group}" if self.group else self.kind
+        return (f"{self.kind}-g{self.group}" if self.group else self.kind) + " with minima" * self.minima
 
 
 class Rule(Frozen):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_IN_RECIPE = MemoryFacts(runtime_bytes=0, source="weights as a recipe has them, with scales of 16 bits")
+_IN_RECIPE = MemoryFacts(
+    runtime_bytes=0, source="weights as a recipe has them, with scales of 16 bits", minimum_bits=16
+)
 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
@@ -42,6 +44,7 @@ def _stored(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
 def tensor_bytes(shape: tuple[int, ...], form: Format, facts: MemoryFacts) -> int:
     """Return the bytes of a tensor with its scales and biases."""
     rows, inputs, scale_bits = prod(shape[:-1]), shape[-1], facts.scale_bits + facts.bias_bits
+    scale_bits += facts.minimum_bits * form.minima
     if form.is_float:
         return rows * inputs * facts.float_bits // 8 if facts.float_bits else form.bytes(shape)
     if form.has_few_bits:

@@ -155,10 +155,12 @@ class GgufFile(AbstractContextManager["GgufFile"]):
         return in_slices(np.empty((len(blocks), tensor.row_values), np.float32), dequantised)
 
     def integers(self, name: str, index: slice | NDArray[np.intp] | None = None) -> IntegerRows:
-        """Return rows of a matrix as integers and scales; its type must have an `integer_format`."""
+        """Return rows of a matrix as integers, scales and minima; its type must have an `integer_format`."""
         tensor = self.tensors[name]
         found = integers(tensor.type_id, self._blocks(tensor, index), tensor.row_values)
         self._refuse_not_finite(name, found.scales)
+        if found.minima is not None:
+            self._refuse_not_finite(name, found.minima)
         return found
 
     def _blocks(self, tensor: GgufTensor, index: slice | NDArray[np.intp] | None) -> NDArray[np.uint8]:

@@ -31,7 +31,7 @@ class GgufType(NamedTuple):
     bytes: int
     dequantise: Callable[[ByteArray], Floats]
     is_float: bool = False
-    integer_format: IntegerFormat | None = None  # for types that are integer × scale, readable by `integers`
+    integer_format: IntegerFormat | None = None  # for types that `integers` reads
 
 
 def _halves(blocks: ByteArray, start: int) -> Floats:
@@ -113,12 +113,15 @@ def _six_bit_scales(packed: ByteArray) -> tuple[ByteArray, ByteArray]:
     return scales, minima
 
 
-def _with_minima(blocks: ByteArray, values: ByteArray) -> Floats:
-    """Return the sub-blocks of 32 of Q4_K and Q5_K: step * value - minimum."""
-    n = len(blocks)
+def _steps_and_lows(blocks: ByteArray) -> tuple[Floats, Floats]:
+    """Return the steps and minima of the eight sub-blocks of Q4_K and Q5_K: a value is step * integer - minimum."""
     scales, minima = _six_bit_scales(blocks[:, 4:16])
-    steps = (_halves(blocks, 0) * scales.astype(np.float32)).reshape(n, 8, 1)
-    lows = (_halves(blocks, 2) * minima.astype(np.float32)).reshape(n, 8, 1)
+    return _halves(blocks, 0) * scales.astype(np.float32), _halves(blocks, 2) * minima.astype(np.float32)
+
+
+def _with_minima(blocks: ByteArray, values: ByteArray) -> Floats:
+    n = len(blocks)
+    steps, lows = (each.reshape(n, 8, 1) for each in _steps_and_lows(blocks))
     return (steps * values.reshape(n, 8, 32).astype(np.float32) - lows).reshape(n, _QK_K)
 
 
@@ -174,13 +177,13 @@ TYPES: dict[int, GgufType] = {
     0: GgufType("F32", 1, 4, partial(_floats, dtype="<f4"), is_float=True),
     1: GgufType("F16", 1, 2, partial(_floats, dtype="<f2"), is_float=True),
     2: GgufType("Q4_0", _QK, 18, _q4_0, integer_format=IntegerFormat(4, _QK, "F16")),
-    3: GgufType("Q4_1", _QK, 20, _q4_1),
+    3: GgufType("Q4_1", _QK, 20, _q4_1, integer_format=IntegerFormat(4, _QK, "F16", minima=True)),
     6: GgufType("Q5_0", _QK, 22, _q5_0),
     7: GgufType("Q5_1", _QK, 24, _q5_1),
     8: GgufType("Q8_0", _QK, 34, _q8_0, integer_format=IntegerFormat(8, _QK, "F16")),
     10: GgufType("Q2_K", _QK_K, 84, _q2_k),
     11: GgufType("Q3_K", _QK_K, 110, _q3_k),
-    12: GgufType("Q4_K", _QK_K, 144, _q4_k),
+    12: GgufType("Q4_K", _QK_K, 144, _q4_k, integer_format=IntegerFormat(4, _QK, "F16", minima=True)),
     13: GgufType("Q5_K", _QK_K, 176, _q5_k),
     14: GgufType("Q6_K", _QK_K, 210, _q6_k),
     20: GgufType("IQ4_NL", _QK, 18, _iq4_nl),
@@ -211,13 +214,25 @@ def dequantise(type_id: int, data: ByteArray, row_values: int) -> NDArray[np.flo
 
 
 def integers(type_id: int, data: ByteArray, row_values: int) -> IntegerRows:
-    """Return the stored integers and scales of whole rows of Q4_0 or Q8_0.
+    """Return the stored integers, scales and minima of whole rows, of a type with an `integer_format`.
 
-    A scale may be negative or zero: Q4_0 chooses its sign so that the value of largest magnitude is -8 × scale.
+    A scale may be negative or zero: Q4_0 chooses its sign so that the value of largest magnitude is -8 × scale. Scales
+    and minima of Q4_K are products, which are rounded to 16 bits; they may be infinite, which callers must refuse.
     """
     kind = TYPES[type_id]
     blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
-    assert kind.integer_format is not None, kind
-    four_bits = kind.integer_format.bits == 4
-    values = _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8) if four_bits else blocks[:, 2:].view(np.int8)
-    return IntegerRows(values.reshape(-1, row_values), _halves(blocks, 0).reshape(-1, row_values // kind.values))
+    minima: Floats | None = None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kind.name == "Q4_K":
+            values = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
+            scales, lows = (each.astype(np.float16).astype(np.float32) for each in _steps_and_lows(blocks))
+            minima = -lows
+        else:
+            scales = _halves(blocks, 0)
+            minima = _halves(blocks, 2) if kind.name == "Q4_1" else None
+            values = blocks[:, 2:] if kind.name == "Q8_0" else _nibbles(blocks[:, kind.bytes - _QK // 2 :])
+    rows, groups = (-1, row_values), (-1, row_values // _QK)
+    if minima is not None:
+        return IntegerRows(values.reshape(rows), scales.reshape(groups), minima.reshape(groups))
+    signed = values.view(np.int8) if kind.name == "Q8_0" else values.astype(np.int8) - np.int8(8)
+    return IntegerRows(signed.reshape(rows), scales.reshape(groups))

@@ -73,13 +73,20 @@ def q4_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.
     return np.concatenate([halves, raised[..., : BLOCK // 2] | raised[..., BLOCK // 2 :] << 4], axis=2)
 
 
+def q4_1(packed: NDArray[np.uint8], scales: NDArray[np.float32], minima: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Pack rows of unsigned integers of 4 bits, with a scale and a minimum for each group, as blocks of 32."""
+    values, halves = _blocks(packed, scales)
+    lows = _blocks(packed, minima)[1]
+    return np.concatenate([halves, lows, values[..., : BLOCK // 2] | values[..., BLOCK // 2 :] << 4], axis=2)
+
+
 def q8_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Pack rows of integers in [-128, 127], with one scale per group, as blocks of 32."""
     values, halves = _blocks(integers, scales)
     return np.concatenate([halves, values.view(np.uint8)], axis=2)
 
 
-def _blocks(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
+def _blocks(integers: NDArray[Any], scales: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """Return the integers [rows, blocks, 32] and the bytes of each block's float16 scale; larger groups repeat it."""
     blocks = integers.shape[1] // BLOCK
     repeated = np.repeat(scales, blocks // scales.shape[1], axis=1).astype("<f2")

@@ -20,11 +20,12 @@ ScaleType = Literal["BF16", "F16", "F32"]
 
 
 class IntegerFormat(NamedTuple):
-    """The integer format of a matrix that another tool quantised: integer × scale, without zero points."""
+    """The integer format of a matrix that another tool quantised: integer × scale, or that plus a minimum."""
 
     bits: int
     group: int | None  # values of a row that share a scale; None: the whole row
-    scales: ScaleType
+    scales: ScaleType  # of minima too
+    minima: bool = False
 
 
 class DerivedEntry(NamedTuple):
@@ -36,16 +37,22 @@ class DerivedEntry(NamedTuple):
 
 
 class IntegerRows(NamedTuple):
-    """Rows of a packed matrix, unpacked: integers [rows, in] and float32 scales [rows, in/group]."""
+    """Rows of a packed matrix, unpacked: integers [rows, in] and float32 scales [rows, in/group].
 
-    integers: NDArray[np.int8]
+    Integers are unsigned where groups have minima, which are added: the values of the integer 0.
+    """
+
+    integers: NDArray[np.int8] | NDArray[np.uint8]
     scales: NDArray[np.float32]
+    minima: NDArray[np.float32] | None = None
 
     def dequantised(self) -> NDArray[np.float32]:
-        """Return integer × scale in float32."""
+        """Return integer × scale, plus the minimum, in float32."""
         rows, inputs = self.integers.shape
         values = self.integers.astype(np.float32).reshape(*self.scales.shape, -1)
         values *= self.scales[:, :, None]
+        if self.minima is not None:
+            values += self.minima[:, :, None]
         return values.reshape(rows, inputs)
 
 
@@ -83,12 +90,16 @@ def row_bytes(inputs: int, bits: int) -> int:
 
 
 def pack(values: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Pack `values` [out, in] in [-2^(bits-1), 2^(bits-1)) to bytes [out, row_bytes]; the padding is zero."""
-    half, (rows, inputs) = 1 << (bits - 1), values.shape
-    is_held = values.size == 0 or (values.min() >= -half and values.max() < half)
+    """Pack `values` [out, in] in [-2^(bits-1), 2^(bits-1)) to bytes [out, row_bytes]; the padding is zero.
+
+    Unsigned values are packed as they are.
+    """
+    half, (rows, inputs) = 0 if values.dtype == np.uint8 else 1 << (bits - 1), values.shape
+    is_held = values.size == 0 or (values.min() >= -half and values.max() < (1 << bits) - half)
     assert bits in (3, 4, 8) and is_held, f"a value outside {bits} bits"
     raised = np.zeros((rows, -(-inputs // 32) * 32), np.uint8)
-    np.add(values.astype(np.int8, copy=False).view(np.uint8), np.uint8(half), out=raised[:, :inputs])
+    unsigned = values if half == 0 else values.astype(np.int8, copy=False).view(np.uint8)
+    np.add(unsigned, np.uint8(half), out=raised[:, :inputs])
     if bits == 4:
         raised = np.bitwise_or(raised[:, 0::2], raised[:, 1::2] << 4)
     elif bits == 3:
@@ -98,6 +109,11 @@ def pack(values: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 def unpack(packed: NDArray[np.uint8], bits: int, inputs: int) -> NDArray[np.int8]:
     """Unpack bytes to values [out, in], the exact inverse of `pack`."""
+    return (unpack_unsigned(packed, bits, inputs) - np.uint8(1 << (bits - 1))).view(np.int8)
+
+
+def unpack_unsigned(packed: NDArray[np.uint8], bits: int, inputs: int) -> NDArray[np.uint8]:
+    """Unpack bytes to unsigned values [out, in], from 0 to 2^bits - 1."""
     assert bits in (3, 4, 8) and packed.ndim == 2, (bits, packed.shape)
     raised = packed
     if bits == 4:
@@ -106,7 +122,7 @@ def unpack(packed: NDArray[np.uint8], bits: int, inputs: int) -> NDArray[np.int8
         np.right_shift(packed, 4, out=raised[:, 1::2])
     elif bits == 3:
         raised = unpack_words(packed, 3)
-    return (raised[:, :inputs] - np.uint8(1 << (bits - 1))).view(np.int8)
+    return raised[:, :inputs]
 
 
 def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-QuantLayout = Literal["compressed-tensors", "gptq", "mlx", "mxfp4"]
+QuantLayout = Literal["compressed-tensors", "gptq", "awq", "mlx", "mxfp4"]
 
 
 class StoredGroups(NamedTuple):
@@ -19,14 +19,15 @@ class QuantScheme(NamedTuple):
     """The layout of quantised matrices, with their bits and groups, the usual ones first.
 
     `mxfp4` are the stacks of experts of gpt-oss, whose values are no integers. `modules` are MLX's per-module
-    exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which is one less in its first
-    version.
+    exceptions; None: the module is float. `zero_less` is 1 in the first version of GPTQ, which stores zero points less
+    one. `symmetric` is what the config says; zero points and biases in the files are read whatever it says.
     """
 
     layout: QuantLayout
     groups: tuple[StoredGroups, ...]
     modules: Mapping[str, StoredGroups | None] = {}
-    zero: int = 0
+    zero_less: int = 0
+    symmetric: bool = True
 
     @property
     def name(self) -> str:

@@ -1,14 +1,14 @@
-"""Readers of quantised matrices in safetensors from other tools: compressed-tensors, GPTQ and MLX.
+"""Readers of quantised matrices in safetensors from other tools: compressed-tensors, GPTQ, AWQ and MLX.
 
-Integers and scales are read unchanged. Only integer × scale is supported: zero points, column orders and other extras
-are refused with the tensor's name.
+Integers, scales and MLX's biases are read unchanged; zero points times the scale become what a group adds. Column
+orders and other extras are refused with the tensor's name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from edgekit.formats.int_packing import (
     ScaleType,
     held_group,
     row_bytes,
-    unpack,
+    unpack_unsigned,
 )
 from edgekit.formats.quant_scheme import QuantLayout, QuantScheme, StoredGroups
 from edgekit.formats.safetensors import TensorEntry, TensorFolder
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_PROBED_ROWS = 4  # of every matrix, read when a model is opened, to refuse a zero point before any work
+_PROBED_ROWS = 16  # of every matrix, all over it, read when a model is opened: have its groups minima?
 _MAX_INPUTS = 1 << 24
 _MAX_SCALE = 2.0**64  # far above any weight, far below what would overflow in a product
 
 
 class _Matrix(NamedTuple):
-    """A quantised matrix in its file: `group` values of a row share a scale."""
+    """A quantised matrix in its file: `group` values of a row share a scale. `weight` and others name its tensors."""
 
     module: str
     outputs: int
@@ -44,7 +44,15 @@ class _Matrix(NamedTuple):
     bits: int
     group: int
     held: IntegerFormat
-    parts: tuple[str, ...]
+    weight: str
+    scales: str
+    zeros: str | None  # zero points, or MLX's biases
+    order: str | None = None  # each column's group
+    shape: str | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(part for part in self[-5:] if part is not None)
 
 
 class DerivedTensors:
@@ -79,8 +87,8 @@ class QuantisedTensors(DerivedTensors):
     def __init__(self, folder: TensorFolder, scheme: QuantScheme) -> None:
         super().__init__(folder)
         self._scheme = scheme
-        found = _FINDERS[scheme.layout](self._where, folder, scheme)
-        self._matrices = {f"{matrix.module}.weight": matrix for matrix in found}
+        found = _LAYOUTS[scheme.layout].find(self._where, folder, scheme)
+        self._matrices = {f"{matrix.module}.weight": self._with_minima(matrix) for matrix in found}
         for name, matrix in self._matrices.items():
             size = sum(self.entries.pop(part).bytes for part in matrix.parts)
             if name in self.entries:
@@ -92,6 +100,25 @@ class QuantisedTensors(DerivedTensors):
         for matrix in self._matrices.values():
             self._check(matrix, slice(0, min(_PROBED_ROWS, matrix.outputs)))
 
+    def _with_minima(self, matrix: _Matrix) -> _Matrix:
+        """Return the matrix with minima, unless the middle of its integers stands for zero everywhere."""
+        if matrix.zeros is None:
+            return matrix
+        if self._scheme.layout == "mlx":
+            is_symmetric = _is_symmetric(self._folder, matrix, slice(0, None, max(1, matrix.outputs // _PROBED_ROWS)))
+        else:
+            is_symmetric = bool((self._zeros(matrix) == 1 << (matrix.bits - 1)).all())
+        if not is_symmetric and matrix.held.group is None:
+            raise Unsupported(
+                f"{self._where}: {quote_short(matrix.module)}: a zero point for a whole row is not read; give the "
+                "float model, or one quantised in groups"
+            )
+        return matrix._replace(held=matrix.held._replace(minima=not is_symmetric))
+
+    def _zeros(self, matrix: _Matrix) -> NDArray[np.int16]:
+        """Return the zero points [out, groups]."""
+        return _LAYOUTS[self._scheme.layout].zeros(self._folder, matrix) + np.int16(self._scheme.zero_less)
+
     def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """Return a tensor, or some of its rows, as float32; a quantised one is dequantised."""
         return self.integers(name, rows).dequantised() if name in self._matrices else self._folder.floats(name, rows)
@@ -100,20 +127,38 @@ class QuantisedTensors(DerivedTensors):
         """Return the integers and scales of a quantised matrix, or of some of its rows."""
         matrix, rows = self._matrices[name], rows or slice(None)
         self._check(matrix, rows)
-        found = _READERS[self._scheme.layout](self._folder, matrix, rows)
-        if not (np.abs(found.scales) <= _MAX_SCALE).all():  # NaN fails too
+        unsigned = _LAYOUTS[self._scheme.layout].unsigned(self._folder, matrix, rows)
+        scales, minima = self._scales(matrix, rows), None
+        if matrix.held.minima and self._scheme.layout == "mlx":
+            minima = self._folder.floats(str(matrix.zeros), rows)
+        elif matrix.held.minima:
+            minima = scales * -self._zeros(matrix)[rows].astype(np.float32)
+        if not all((np.abs(each) <= _MAX_SCALE).all() for each in (scales, minima) if each is not None):  # NaN fails
             raise InvalidInput(
                 f"{self._where}: {quote_short(name)}: holds a scale that is not finite or above 2^64; is it damaged?"
             )
         repeats = matrix.group // (matrix.held.group or matrix.group)
-        return found if repeats == 1 else found._replace(scales=np.repeat(found.scales, repeats, axis=1))
+        if repeats > 1:
+            scales = np.repeat(scales, repeats, axis=1)
+            minima = None if minima is None else np.repeat(minima, repeats, axis=1)
+        if minima is not None:
+            return IntegerRows(unsigned, scales, minima)
+        return IntegerRows((unsigned - np.uint8(1 << (matrix.bits - 1))).view(np.int8), scales)
+
+    def _scales(self, matrix: _Matrix, rows: slice) -> NDArray[np.float32]:
+        if self._scheme.layout in ("compressed-tensors", "mlx"):
+            return self._folder.floats(matrix.scales, rows)
+        return np.ascontiguousarray(self._folder.floats(matrix.scales)[:, rows].T)
 
     def _check(self, matrix: _Matrix, rows: slice) -> None:
-        """Raise `Unsupported` if rows of a matrix are not just integer × scale."""
-        if self._scheme.layout == "gptq":
-            _check_gptq(self._where, self._folder, matrix, rows, self._scheme.zero)
-        elif self._scheme.layout == "mlx":
-            _check_mlx(self._where, self._folder, matrix, rows)
+        """Raise `Unsupported` if rows of a matrix are not as its format says."""
+        if matrix.order is not None:
+            _check_order(self._where, self._folder, matrix, matrix.order)
+        if self._scheme.layout == "mlx" and not matrix.held.minima and not _is_symmetric(self._folder, matrix, rows):
+            raise Unsupported(
+                f"{self._where}: {quote_short(matrix.module)}: zero is an integer in some of its rows and not in "
+                "others, so its biases cannot be read alike; give the float model"
+            )
 
     def release(self, name: str) -> None:
         """Return the mapped pages of a tensor to the system; the next access reads them again."""
@@ -122,11 +167,16 @@ class QuantisedTensors(DerivedTensors):
 
 
 def _matrix(
-    where: Path, module: str, shape: tuple[int, int], stored: StoredGroups, scales: TensorEntry, parts: tuple[str, ...]
+    where: Path,
+    folder: TensorFolder,
+    module: str,
+    shape: tuple[int, int],
+    stored: StoredGroups,
+    parts: Mapping[str, str],
 ) -> _Matrix:
-    """Check shapes and the type of scales, and describe the matrix."""
+    """Check shapes and the type of scales, and describe the matrix; `parts` are the names of its tensors by field."""
     (outputs, inputs), group = shape, stored.group or shape[1]
-    what = f"{where}: {quote_short(module)}"
+    what, scales = f"{where}: {quote_short(module)}", folder.entry(parts["scales"])
     if scales.dtype not in get_args(ScaleType):
         raise Unsupported(f"{what}: scales of type {scales.dtype}; {', '.join(get_args(ScaleType))} are read")
     if not 0 < inputs <= _MAX_INPUTS or outputs < 1 or inputs % group:
@@ -135,7 +185,9 @@ def _matrix(
         held = held_group(stored.bits, group, inputs)
     except ValueError as error:
         raise Unsupported(f"{what}: has {error}; give the float model") from None
-    return _Matrix(module, outputs, inputs, stored.bits, group, IntegerFormat(stored.bits, held, scales.dtype), parts)  # type: ignore[arg-type]
+    kind = IntegerFormat(stored.bits, held, scales.dtype)  # type: ignore[arg-type]
+    present = {field: name for field, name in parts.items() if name in folder.entries}
+    return _Matrix(module, outputs, inputs, stored.bits, group, kind, **({"zeros": None} | present))  # type: ignore[arg-type]
 
 
 def _expect(where: Path, folder: TensorFolder, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
@@ -156,22 +208,28 @@ def _modules(folder: TensorFolder, suffix: str) -> Iterator[str]:
 
 def _find_compressed(where: Path, folder: TensorFolder, scheme: QuantScheme) -> Iterator[_Matrix]:
     """Find the matrices by their tensors; the config's patterns for modules are not evaluated."""
-    for surplus in ("weight_zero_point", "weight_g_idx"):
-        for module in _modules(folder, f".{surplus}"):
-            kind = "a zero point" if surplus == "weight_zero_point" else "an order of activation"
-            raise Unsupported(f"{where}: {quote_short(module)}.{surplus}: {kind} is not read; give the float model")
+    for module in _modules(folder, ".weight_g_idx"):
+        raise Unsupported(
+            f"{where}: {quote_short(module)}.weight_g_idx: an order of activation is not read; give the float model"
+        )
     for module in _modules(folder, ".weight_packed"):
-        parts = tuple(f"{module}.{part}" for part in ("weight_packed", "weight_scale", "weight_shape"))
-        packed, scales = (folder.entry(part) for part in parts[:2])
-        _expect(where, folder, parts[2], ("I64", "I32"), (2,))
+        parts = {"weight": "packed", "scales": "scale", "shape": "shape", "zeros": "zero_point"}
+        parts = {field: f"{module}.weight_{part}" for field, part in parts.items()}
+        packed, scales = folder.entry(parts["weight"]), folder.entry(parts["scales"])
+        _expect(where, folder, parts["shape"], ("I64", "I32"), (2,))
         if packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
-            raise InvalidInput(f"{where}: {quote_short(parts[0])} is {packed.dtype} {list(packed.shape)}, not I32 rows")
-        outputs, inputs = (int(size) for size in folder.array(parts[2]))
+            raise InvalidInput(
+                f"{where}: {quote_short(parts['weight'])} is {packed.dtype} {list(packed.shape)}, not I32 rows"
+            )
+        outputs, inputs = (int(size) for size in folder.array(parts["shape"]))
         for stored in scheme.groups:
             words = row_bytes(inputs, stored.bits) // 4 if 0 < inputs <= _MAX_INPUTS else -1
             if packed.shape != (outputs, words) or scales.shape != (outputs, inputs // (stored.group or inputs)):
                 continue
-            yield _matrix(where, module, (outputs, inputs), stored, scales, parts)
+            if parts["zeros"] in folder.entries:
+                words = row_bytes(outputs, stored.bits) // 4
+                _expect(where, folder, parts["zeros"], ("I32",), (words, scales.shape[1]))
+            yield _matrix(where, folder, module, (outputs, inputs), stored, parts)
             break
         else:
             raise InvalidInput(
@@ -180,10 +238,16 @@ def _find_compressed(where: Path, folder: TensorFolder, scheme: QuantScheme) -> 
             )
 
 
-def _read_rows(folder: TensorFolder, matrix: _Matrix, rows: slice) -> IntegerRows:
+def _rows_of_words(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
     """Read packed rows, in which compressed-tensors and MLX agree."""
-    packed = np.ascontiguousarray(folder.array(matrix.parts[0], rows)).view(np.uint8)
-    return IntegerRows(unpack(packed, matrix.bits, matrix.inputs), folder.floats(matrix.parts[1], rows))
+    packed = np.ascontiguousarray(folder.array(matrix.weight, rows)).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, matrix.inputs)
+
+
+def _zeros_down(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
+    """Read zero points that are packed along the outputs, plus 8 or 128 as the integers are."""
+    packed = np.ascontiguousarray(folder.array(str(matrix.zeros)).T).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, matrix.outputs).T.astype(np.int16)
 
 
 # --- GPTQ: columns of words along the input, scales and zero points [groups, out], groups by g_idx
@@ -192,84 +256,103 @@ def _read_rows(folder: TensorFolder, matrix: _Matrix, rows: slice) -> IntegerRow
 def _find_gptq(where: Path, folder: TensorFolder, scheme: QuantScheme) -> Iterator[_Matrix]:
     stored = scheme.groups[0]
     for module in _modules(folder, ".qweight"):
-        entry, scales = folder.entry(f"{module}.qweight"), folder.entry(f"{module}.scales")
+        entry, each = folder.entry(f"{module}.qweight"), 32 // stored.bits
         if entry.dtype != "I32" or len(entry.shape) != 2 or entry.shape[0] > _MAX_INPUTS:
             raise InvalidInput(f"{where}: {quote_short(module)}.qweight is {entry.dtype} {list(entry.shape)}, not I32")
-        inputs, outputs = entry.shape[0] * 32 // stored.bits, entry.shape[1]
+        inputs, outputs = entry.shape[0] * each, entry.shape[1]
+        if scheme.layout == "awq":
+            inputs, outputs = entry.shape[0], entry.shape[1] * each
         groups = inputs // (stored.group or max(1, inputs))
-        parts = [f"{module}.{part}" for part in ("qweight", "scales", "qzeros")]
-        _expect(where, folder, parts[1], get_args(ScaleType), (groups, outputs))
-        _expect(where, folder, parts[2], ("I32",), (groups, math.ceil(outputs * stored.bits / 32)))
-        if f"{module}.g_idx" in folder.entries:
-            parts.append(f"{module}.g_idx")
-            _expect(where, folder, parts[3], ("I32", "I64"), (inputs,))
-        yield _matrix(where, module, (outputs, inputs), stored, scales, tuple(parts))
+        parts = {"weight": "qweight", "scales": "scales", "zeros": "qzeros", "order": "g_idx"}
+        parts = {field: f"{module}.{part}" for field, part in parts.items()}
+        _expect(where, folder, parts["scales"], get_args(ScaleType), (groups, outputs))
+        _expect(where, folder, parts["zeros"], ("I32",), (groups, math.ceil(outputs / each)))
+        if parts["order"] in folder.entries:
+            _expect(where, folder, parts["order"], ("I32", "I64"), (inputs,))
+        yield _matrix(where, folder, module, (outputs, inputs), stored, parts)
 
 
-def _check_gptq(where: Path, folder: TensorFolder, matrix: _Matrix, rows: slice, zero: int) -> None:
-    start, stop, _ = rows.indices(matrix.outputs)
-    each = 32 // matrix.bits
-    words = folder.array(matrix.parts[2])[:, start // each : math.ceil(stop / each)]
-    zeros = np.ascontiguousarray(words).view(np.uint8)
-    if not (zeros == (zero * 17 if matrix.bits == 4 else zero)).all():  # two of four bits in a byte
+def _columns_of_words(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
+    packed = np.ascontiguousarray(folder.array(matrix.weight)[:, rows].T).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, matrix.inputs)
+
+
+def _zeros_along(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
+    packed = np.ascontiguousarray(folder.array(str(matrix.zeros))).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, matrix.outputs).T.astype(np.int16)
+
+
+def _check_order(where: Path, folder: TensorFolder, matrix: _Matrix, order: str) -> None:
+    if not np.array_equal(folder.array(order), np.arange(matrix.inputs) // matrix.group):
         raise Unsupported(
-            f"{where}: {quote_short(matrix.parts[2])}: holds zero points that differ from the middle, though the "
-            "config says symmetric; give the float model"
+            f"{where}: {quote_short(order)}: columns are stored in order of activation, which is not "
+            "read; give the float model, or one quantised with desc_act false"
         )
-    if len(matrix.parts) > 3 and start == 0:
-        order = folder.array(matrix.parts[3])
-        if not np.array_equal(order, np.arange(matrix.inputs) // matrix.group):
-            raise Unsupported(
-                f"{where}: {quote_short(matrix.parts[3])}: columns are stored in order of activation, which is not "
-                "read; give the float model, or one quantised with desc_act false"
-            )
 
 
-def _read_gptq(folder: TensorFolder, matrix: _Matrix, rows: slice) -> IntegerRows:
-    packed = np.ascontiguousarray(folder.array(matrix.parts[0])[:, rows].T).view(np.uint8)
-    scales = np.ascontiguousarray(folder.floats(matrix.parts[1])[:, rows].T)
-    return IntegerRows(unpack(packed, matrix.bits, matrix.inputs), scales)
+# --- AWQ: rows of words along the output, eight outputs in each in an order of their own, otherwise as GPTQ
+
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word
 
 
-# --- MLX affine: scale × unsigned integer + bias, where the bias is -8 or -128 scales
+def _unsigned_awq(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
+    start, stop, _ = rows.indices(matrix.outputs)
+    words = folder.array(matrix.weight)[:, start // 8 : math.ceil(stop / 8)]
+    return np.ascontiguousarray(_in_order(words).T[start % 8 :][: stop - start])
+
+
+def _zeros_awq(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
+    return _in_order(folder.array(str(matrix.zeros))).T.astype(np.int16)
+
+
+def _in_order(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """Unpack words [n, outputs / 8] to [n, outputs]."""
+    values = unpack_unsigned(np.ascontiguousarray(words).view(np.uint8), 4, words.shape[1] * 8)
+    return values.reshape(len(words), -1, 8)[:, :, _AWQ_PLACES].reshape(len(words), -1)
+
+
+# --- MLX affine: scale × unsigned integer + bias
 
 
 def _find_mlx(where: Path, folder: TensorFolder, scheme: QuantScheme) -> Iterator[_Matrix]:
     for module in _modules(folder, ".scales"):
         stored = scheme.modules.get(module, scheme.groups[0])
-        parts = tuple(f"{module}.{part}" for part in ("weight", "scales", "biases"))
-        weight, scales = folder.entry(parts[0]), folder.entry(parts[1])
+        parts = {field: f"{module}.{part}" for field, part in _MLX_PARTS.items()}
+        weight, scales = folder.entry(parts["weight"]), folder.entry(parts["scales"])
         if stored is None or weight.dtype != "U32" or len(weight.shape) != 2:
             raise InvalidInput(
-                f"{where}: tensor {quote_short(parts[0])} is {weight.dtype} {list(weight.shape)} with scales; "
+                f"{where}: tensor {quote_short(parts['weight'])} is {weight.dtype} {list(weight.shape)} with scales; "
                 "config.json and file disagree"
             )
         inputs = weight.shape[1] * 32 // stored.bits
         shape = (weight.shape[0], inputs // (stored.group or inputs or 1))
-        _expect(where, folder, parts[1], get_args(ScaleType), shape)
-        _expect(where, folder, parts[2], (scales.dtype,), shape)
-        yield _matrix(where, module, (weight.shape[0], inputs), stored, scales, parts)
+        _expect(where, folder, parts["scales"], get_args(ScaleType), shape)
+        _expect(where, folder, parts["zeros"], (scales.dtype,), shape)
+        yield _matrix(where, folder, module, (weight.shape[0], inputs), stored, parts)
 
 
-def _check_mlx(where: Path, folder: TensorFolder, matrix: _Matrix, rows: slice) -> None:
-    scales, biases = (folder.floats(part, rows) for part in matrix.parts[1:])
+def _is_symmetric(folder: TensorFolder, matrix: _Matrix, rows: slice) -> bool:
+    """Return True if the middle of the integers stands for zero in every group of these rows."""
+    scales, biases = folder.floats(matrix.scales, rows), folder.floats(str(matrix.zeros), rows)
     middle = np.float32(1 << (matrix.bits - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        is_symmetric = np.array_equal(biases, -middle * scales)
-    if not is_symmetric:
-        raise Unsupported(
-            f"{where}: {quote_short(matrix.module)}: a bias is not -{middle:.0f} scales, so zero is no integer; "
-            "give the float model"
-        )
+        return bool(np.array_equal(biases, -middle * scales))
 
 
-_FINDERS: dict[QuantLayout, Callable[[Path, TensorFolder, QuantScheme], Iterator[_Matrix]]] = {
-    "compressed-tensors": _find_compressed,
-    "gptq": _find_gptq,
-    "mlx": _find_mlx,
-}
-_READERS: dict[QuantLayout, Callable[[TensorFolder, _Matrix, slice], IntegerRows]] = {
-    "compressed-tensors": _read_rows,
-    "gptq": _read_gptq,
-    "mlx": _read_rows,
+_MLX_PARTS = {"weight": "weight", "scales": "scales", "zeros": "biases"}
+
+
+class _Layout(NamedTuple):
+    """How a layout finds its matrices, and reads packed integers [out, in] and zero points [out, groups]."""
+
+    find: Callable[[Path, TensorFolder, QuantScheme], Iterator[_Matrix]]
+    unsigned: Callable[[TensorFolder, _Matrix, slice], NDArray[np.uint8]]
+    zeros: Callable[[TensorFolder, _Matrix], NDArray[np.int16]]
+
+
+_LAYOUTS: dict[QuantLayout, _Layout] = {
+    "compressed-tensors": _Layout(_find_compressed, _rows_of_words, _zeros_down),
+    "gptq": _Layout(_find_gptq, _columns_of_words, _zeros_along),
+    "awq": _Layout(_find_gptq, _unsigned_awq, _zeros_awq),
+    "mlx": _Layout(_find_mlx, _rows_of_words, _zeros_along),
 }

@@ -310,7 +310,7 @@ def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, S
 
     dtype = config.get("dtype") or config.get("torch_dtype")
     floats: ScaleType = "F16" if dtype == "float16" else "BF16"
-    scales: ScaleType = "F16" if scheme.layout == "gptq" else floats
+    scales: ScaleType = "F16" if scheme.layout in ("gptq", "awq") else floats
     found: dict[str, SourceMatrix] = {}
     for tensor in spec.tensors():
         stored = scheme.modules.get(tensor.module, scheme.groups[0])
@@ -329,7 +329,10 @@ def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, S
             group = held_group(stored.bits, stored.group or inputs, inputs)
         except ValueError as error:
             raise Unsupported(f"{path}: {tensor.module}: has {error}; give the float model") from None
-        found[tensor.name] = SourceMatrix(scheme.name, tensor.size, IntegerFormat(stored.bits, group, scales))
+        has_minima = not scheme.symmetric and group is not None
+        found[tensor.name] = SourceMatrix(
+            scheme.name, tensor.size, IntegerFormat(stored.bits, group, scales, has_minima)
+        )
     return found
 
 

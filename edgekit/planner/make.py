@@ -21,7 +21,7 @@ from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.source import ModelSource, open_source
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.candidates import PlanSubject
+from edgekit.planner.candidates import PlanSubject, is_only_listed
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import check_request, resolve, threads_of
@@ -55,20 +55,24 @@ def make_plans(
     source = model if isinstance(model, ModelSource) else open_source(model)
     request = request or PlanRequest()
     neutral = read_manifest(source.folder) if is_neutral(source.folder) else None
-    own = None if neutral is not None else own_integers(source)
-    if neutral is not None:
-        request = _with_stored_recipe(source, neutral, request)
-    elif request.bits_per_weight is not None:
-        recipe = budgeted(source, request.recipe, request.bits_per_weight)
-        request = request.model_copy(update={"recipe": recipe})
-    else:
-        request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
     known = all_profiles(profiles)
     selected = [
         each if isinstance(each, DeviceProfile) else known.get(str(each)) or load_profile(each, profiles)
         for each in devices
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
+    targets = _candidates_for(selected, request)
+    own, notes = None if neutral is not None else own_integers(source), source.notes
+    if neutral is not None:
+        request = _with_stored_recipe(source, neutral, request)
+    elif request.bits_per_weight is not None:
+        recipe = budgeted(source, request.recipe, request.bits_per_weight)
+        request = request.model_copy(update={"recipe": recipe})
+    elif request.recipe is None and own and not _all_hold(own.recipe, source.spec, selected, targets, request):
+        where = " and ".join("this machine" if device.name == THIS else device.name for device in selected)
+        notes = (*notes, f"its own integers ({own.recipe.keeps}) are not kept: no target for {where} holds them")
+    else:
+        request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
     subject = PlanSubject(
         model=_first_equal(neutral.model if neutral else source.spec),
         source=source.given,
@@ -80,13 +84,12 @@ def make_plans(
         method=_method(source, neutral, request.recipe, chosen_by),
         rounds=chosen_by is not None and request.recipe is None and chosen_by.rounds_alone(source),
         quantised_as=None if neutral else source.quantised_as,
-        notes=source.notes,
+        notes=notes,
         rounded_notes=own.notes if own and request.recipe == own.recipe else (),
     )
     if request.drafter is not None:
         subject = subject._replace(drafter=source.read_head(Path(request.drafter), subject.model))
     check_request(subject, request)
-    targets = _candidates_for(selected, request)
     here = [device for device in selected if device.name == THIS]
     if here:
         timed = _timed(subject.model, here[0], targets, request, announce, may_measure)
@@ -95,6 +98,23 @@ def make_plans(
     if neutral is None:
         return plans
     return tuple(plan.model_copy(update={"quantisation": neutral.quantisation}) for plan in plans)
+
+
+def _all_hold(
+    recipe: Recipe,
+    model: ModelSpec,
+    devices: Sequence[DeviceProfile],
+    targets: Mapping[str, Target],
+    request: PlanRequest,
+) -> bool:
+    """Return True if every device has a target that runs the model in this recipe."""
+
+    def holds(target: Target, device: DeviceProfile) -> bool:
+        backends = dict.fromkeys(offer.backend for offer in target.offers(model, device))
+        offers = (target.offer(model, device, backend, target.fitted(recipe, model)) for backend in backends)
+        return any(not is_only_listed(offer, request) for offer in offers)
+
+    return all(any(holds(target, device) for target in targets.values()) for device in devices)
 
 
 def budgeted(source: ModelSource, recipe: Recipe | None, bits: float) -> Recipe:

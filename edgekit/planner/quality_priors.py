@@ -54,13 +54,13 @@ def prior(recipe: Recipe, model: ModelSpec, target: str, method: Method) -> Qual
     if recipe.name == AS_IS:
         return _AS_IS
     if recipe.keeps is not None:
-        names: Sequence[tuple[str, ...]] = (("s8",),)  # as coarse or coarser, where inputs are rounded too
+        names: Sequence[tuple[str, ...]] = (("keep",), ("s8",))  # s8: as coarse or coarser where inputs are rounded too
     elif recipe.plain_name in {row.recipe for row in quality_rows()}:
         names = ((recipe.name,), (recipe.plain_name,))
     else:
         formats = {rule.format for rule in recipe.rules}
         names = (tuple(sorted(str(each) if each.has_few_bits else each.kind for each in formats)),)
-    known = method if recipe.has_few_bits else None
+    known = method if recipe.has_few_bits and recipe.keeps is None else None
     return _worst(tuple(names), model.name, model.family, model.parameters, target, known)
 
 

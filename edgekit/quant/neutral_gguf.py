@@ -7,7 +7,7 @@ by itself: a model is refused unless the reader finds the same model in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from edgekit.contracts.neutral import NeutralWeights, on_disk
 from edgekit.contracts.recipe import GGUF_BLOCKS, Format, Recipe, tensors_alike
 from edgekit.errors import EdgekitError, Unsupported
 from edgekit.formats.gguf_types import TYPES
-from edgekit.formats.gguf_writer import BLOCK, TYPE_IDS, MetadataValue, WrittenTensor, q4_0, q8_0, write_gguf
+from edgekit.formats.gguf_writer import BLOCK, TYPE_IDS, MetadataValue, WrittenTensor, q4_0, q4_1, q8_0, write_gguf
 from edgekit.model.families import model_from_config
 from edgekit.model.gguf_config import ARCHITECTURES, TOP, GgufArchitecture, huggingface_model
 from edgekit.model.parts import Layer, Rope
@@ -63,7 +63,8 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
     if found is None:
         known = [*(each.model_type for each in ARCHITECTURES.values()), *_SAME_ARCHITECTURE]
         return f"{model.family} models are not written as GGUF; supported: {', '.join(known)}"
-    if any(rule.format.kind not in _TYPE_NAMES for rule in recipe.rules):
+    formats = [rule.format for rule in recipe.rules]
+    if any(each.kind not in _TYPE_NAMES or (each.minima and each.kind != "s4") for each in formats):
         return f"recipe {recipe.name} has a format that only other engines hold; choose an s4, s8 or float recipe"
     if all(layer.rope is None for layer in model.layers):
         return "none of its layers has positions, and llama.cpp rotates those of every family; use another target"
@@ -309,7 +310,9 @@ def _as_stored(value: MetadataValue) -> Any:
 
 
 def _type_name(tensor: Tensor, stored: Format) -> str:
-    return "F32" if len(tensor.shape) == 1 else _TYPE_NAMES[stored.kind]
+    if len(tensor.shape) == 1:
+        return "F32"
+    return "Q4_1" if stored.minima else _TYPE_NAMES[stored.kind]
 
 
 def _written(weights: NeutralWeights, tensor: Tensor, recipe: Recipe, quantise: Quantise | None) -> WrittenTensor:
@@ -342,15 +345,16 @@ def _packed(
 ) -> NDArray[Any]:
     """Return some rows of a matrix as the file stores them."""
     module = tensor.module
-    if type_name in ("Q4_0", "Q8_0") and quantise is None:
-        pack = q4_0 if type_name == "Q4_0" else q8_0
-        if isinstance(rows, slice):
-            integers, scales = weights.integers(module, rows), weights.scales(module, rows)
-        else:
-            integers, scales = weights.integers(module)[rows], weights.scales(module)[rows]
+    if type_name in ("Q4_0", "Q4_1", "Q8_0") and quantise is None:
+        block, some = (rows, slice(None)) if isinstance(rows, slice) else (None, rows)
+        scales = weights.scales(module, block)[some]
+        minima = weights.minima(module, block)
         if weights.format_of(module).scales not in (None, "float16"):
-            _refuse_inexact(module, scales)
-        return pack(integers, scales)
+            _refuse_inexact(module, [scales] if minima is None else [scales, minima[some]])
+        integers = weights.integers(module, block)[some]
+        if minima is not None:
+            return q4_1((integers + np.int8(8)).view(np.uint8), scales, minima[some])
+        return (q4_0 if type_name == "Q4_0" else q8_0)(integers, scales)
     floats = weights.floats(tensor.name, rows) if isinstance(rows, slice) else weights.floats(tensor.name)[rows]
     if quantise is not None and not TYPES[TYPE_IDS[type_name]].is_float:
         return quantise(type_name, module, floats)
@@ -359,10 +363,14 @@ def _packed(
     return floats.astype("<f2" if type_name == "F16" else "<f4")
 
 
-def _refuse_inexact(module: str, scales: NDArray[np.float32]) -> None:
-    """Raise `Unsupported` for scales that float16 cannot represent, which other tools write."""
+def _refuse_inexact(module: str, of_groups: Sequence[NDArray[np.float32]]) -> None:
+    """Raise `Unsupported` for scales, or scales and minima, that float16 cannot represent, which other tools write.
+
+    With minima, the smallest may be rounded to the numbers that are left there.
+    """
+    allowed = 2.0**-25 if len(of_groups) > 1 else 0.0
     with np.errstate(over="ignore"):
-        changed = int((scales.astype("<f2") != scales).sum())
+        changed = sum(int((np.abs(each.astype("<f2") - each) > allowed).sum()) for each in of_groups)
     if changed:
         raise Unsupported(
             f"llama.cpp: {module} has {changed:,} scales that float16 does not hold; choose --recipe s8, which rounds "

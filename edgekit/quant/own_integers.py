@@ -1,6 +1,6 @@
 """Keeps the integers of an already quantised source bit for bit: their recipe, and the method that copies them.
 
-Float tensors of the source are kept too; other types (Q6_K, Q4_1) are dequantised and rounded to s8.
+Float tensors of the source are kept too; other types (Q6_K, Q5_K) are dequantised and rounded to s8.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def rounded_notes(model: ModelSpec, recipe: Recipe, types: Mapping[str, str]) ->
 
 def _format_of(matrix: SourceMatrix) -> Format:
     if matrix.integers is not None:
-        bits, group, scales = matrix.integers
-        return Format(kind="s4" if bits == 4 else "s8", group=group, scales=_SCALES[scales])
+        bits, group, scales, minima = matrix.integers
+        return Format(kind="s4" if bits == 4 else "s8", group=group, scales=_SCALES[scales], minima=minima)
     return Format(kind=_FLOATS[matrix.type]) if matrix.type in _FLOATS else _ROUNDED
 
 

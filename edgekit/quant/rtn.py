@@ -139,10 +139,9 @@ def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def refuse_unstorable(weights: Any, stored: Format, name: str, first_row: int = 0) -> None:
     """Raise `InvalidInput` for a weight that is not finite or too large for any scale, with its name and index."""
-    xp = _library(weights)
-    fine: Any = xp.isfinite(weights) & (abs(weights) <= MAX_SCALE * bounds(stored)[1])
+    fine: Any = abs(weights) <= MAX_SCALE * bounds(stored)[1]  # false for NaN
     if not bool(fine.all()):
-        row, column = xp.argwhere(~fine)[0].tolist()
+        row, column = _library(weights).argwhere(~fine)[0].tolist()
         value = float(weights[row, column])
         raise InvalidInput(f"tensor {quote_short(name)}: {value} at [{first_row + row}, {column}] cannot be quantised")
 

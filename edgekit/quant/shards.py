@@ -232,6 +232,9 @@ def _write_matrix(
         packed, scales = pack(chosen.integers, bits_of(stored)), scales_as_stored(chosen.scales, stored)
         writer.write(names[f"{tensor.module}.weight_packed"], packed, block.start)
         writer.write(names[f"{tensor.module}.weight_scale"], scales, block.start)
+        if chosen.minima is not None:
+            minima = scales_as_stored(chosen.minima, stored)
+            writer.write(names[f"{tensor.module}.weight_minimum"], minima, block.start)
         lost = chosen.dequantised() - weights
         return float(np.square(lost).sum()), float(np.square(weights).sum())
 

@@ -66,7 +66,7 @@ DRAFTERS = {
 }
 SHOWN = ("Q5_K_M", "Q4_K_M", "IQ4_K", "IQ4_XS")  # formats of other engines that the table has; the others are stored
 FEWER_BITS = "5.32"  # the weights have as many bytes then as in IQ4_XS
-RECIPES = ("default", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
+RECIPES = ("default", "balanced, calibrated", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128")
 
 Row = dict[str, Any]
 
@@ -77,8 +77,11 @@ def stored(name: str) -> dict[str, Any]:
 
 
 def real_models() -> dict[tuple[str, str, str], Row]:
-    """Rows of real models by model, target and recipe; calibrated ones only of the default."""
-    return {(row["model"], row["target"], row["recipe"]): row for row in stored_rows() if row["effort"] != "normal"}
+    """Rows of real models by model, target and recipe, with `, calibrated` where that was asked for."""
+    calibrated = {"normal": ", calibrated"}
+    return {
+        (row["model"], row["target"], row["recipe"] + calibrated.get(row["effort"], "")): row for row in stored_rows()
+    }
 
 
 def stored_rows() -> list[Row]:
@@ -194,11 +197,15 @@ def losses(model: str) -> list[Loss]:
     """The default of edgekit on two targets, then the formats of llama.cpp, the largest file first."""
     stored_name, _ = MODELS[model]
     rows = [row for row in stored("quality.json")["rows"] if row["model"] == stored_name]
-    default = next(row for row in rows if (row["recipe"], row["method"]) == ("balanced", "gptq"))
+    balanced = next(row for row in rows if (row["recipe"], row["method"]) == ("balanced", "gptq"))
+    default = next((row for row in rows if row["recipe"] == "keep"), balanced)
     ours = [
         loss(f"edgekit, default, {target}", default, real_models()[model, target, "default"]["bytes"])
         for target in ("onnx", "llamacpp")
     ]
+    if default is not balanced:
+        weights = real_models()[model, "llamacpp", "balanced, calibrated"]
+        ours.append(loss("edgekit, balanced, llamacpp", balanced, weights["bytes"]))
     if smaller := real_models().get((model, "llamacpp", f"balanced-to-{FEWER_BITS}")):
         weights = next(row for row in rows if row["recipe"] == "balanced at the bytes of IQ4_XS")
         ours.append(loss(f"edgekit, {FEWER_BITS} bits a weight, llamacpp", weights, smaller["bytes"]))
@@ -261,7 +268,9 @@ def recipe_table() -> str:
     for recipe in RECIPES:
         row = real_models()["smollm2", "onnx", recipe]
         kl = [f"{row['quality'][kind]['kl_mean']:.4f}" for kind in ("code", "prose")]
-        name = "`balanced`, calibrated (the default)" if recipe == "default" else f"`{recipe}`, to the nearest"
+        name, calibrated, _ = recipe.partition(", calibrated")
+        how = "calibrated (the default of float weights)" if calibrated else "to the nearest"
+        name = "`keep` (the default of this file)" if recipe == "default" else f"`{name}`, {how}"
         private = mb(row["run"]["measured_private_bytes"])
         rows.append([name, mb(row["bytes"]), *kl, f"{row['quality']['code']['same_top']:.1%}", private])
     return table(["recipe", "files", "KL, code", "KL, prose", "same top token, code", "private memory"], rows)
@@ -293,7 +302,8 @@ def readme_table() -> str:
     for words, key in (("private memory, 1.2 B", "private_bytes"), ("files, 1.2 B in 4 bits", "file_bytes")):
         ours, theirs, last = (mb(row[key]) for row in (found[EDGEKIT], best, found[GENAI]))
         rows.append([words, ours, theirs, "", "", last])
-    for model, made_from in (("demo", "the demo's float weights"), ("smollm2", "SmolLM2-135M, a Q4_1 file")):
+    sources = {"demo": "the demo's float weights", "smollm2": "SmolLM2-135M, a Q4_1 file that edgekit keeps"}
+    for model, made_from in sources.items():
         found_losses = {each.what: each for each in losses(model)}
         shown = ("edgekit, default, llamacpp", "llama.cpp Q4_K_M", "ik_llama.cpp IQ4_K")
         cells = [f"KL {found_losses[name].kl[0]:.3f} in {mb(found_losses[name].file_bytes)}" for name in shown]

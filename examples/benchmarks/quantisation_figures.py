@@ -37,7 +37,16 @@ from edgekit.common.content_store import ContentStore
 from edgekit.common.files import is_gguf, write_file
 from edgekit.common.progress import no_progress
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.recipe import NATIVE_RECIPES, SMALL, Recipe, named_recipe, of_model, weight_bytes, with_budget
+from edgekit.contracts.recipe import (
+    KEEP,
+    NATIVE_RECIPES,
+    SMALL,
+    Recipe,
+    named_recipe,
+    of_model,
+    weight_bytes,
+    with_budget,
+)
 from edgekit.formats.gguf_types import TYPES, dequantise
 from edgekit.formats.gguf_writer import TYPE_IDS
 from edgekit.model.gguf_source import open_gguf_tensors
@@ -48,6 +57,7 @@ from edgekit.quant.effort import DEFAULT_TEXT
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares
 from edgekit.quant.neutral_gguf import gguf_name, write_neutral_gguf
+from edgekit.quant.own_integers import own_integers
 from edgekit.quant.pipeline import QUANTISER, neutral_weights
 
 HELD_OUT = Path(__file__).parent / "held_out"
@@ -83,6 +93,7 @@ def cases() -> list[Case]:
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none")]
     found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "IQ4_KS", "IQ4_K", "Q4_K_M")]
     found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
+    found.append(Case(KEEP.name, "kept"))  # of a model that has integers already
     found.append(Case("balanced-smooth", "gptq", "int8 a token"))  # its inputs are made for this rounding
     for recipe, method in (("balanced", "gptq"), ("float16", "none")):
         found += [Case(recipe, method, activations) for activations in ROUNDED]
@@ -320,6 +331,10 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
 
 
 def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Recipe:
+    if name == KEEP.name:
+        own = own_integers(source)
+        assert own is not None, "models without integers are left out"
+        return own.recipe
     base, _, peer = name.partition(AT_BYTES)
     recipe = named_recipe(base)
     if not peer:
@@ -385,7 +400,9 @@ def main() -> None:
         source = open_source(model, need_weights=True)
         rows = stored_rows(options.data, shape)
         done = {identity(row) for row in rows if row["recipe"] in FORMATS or row["quantiser"] == QUANTISER}
-        missing = [case for case in chosen if (source.name, *case) not in done]
+        is_float = own_integers(source) is None
+        wanted = [case for case in chosen if case.recipe != KEEP.name or not is_float]
+        missing = [case for case in wanted if (source.name, *case) not in done]
         if missing:
             measure(source, missing, options, keep)
 

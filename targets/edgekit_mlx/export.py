@@ -113,13 +113,17 @@ class _Writing(NamedTuple):
             repeats = tensor.shape[1] // packing.group // scales.shape[1]
             repeated = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
             stored, biases = as_stored(repeated, self.floats), repeated * -np.float32(2 ** (packing.bits - 1))
+            minima = self.weights.minima(tensor.module, rows)
+            if minima is not None:
+                biases = np.repeat(minima, repeats, axis=1) if repeats > 1 else minima
             if self.floats == "F16" and abs(biases).max() > _LARGEST_FLOAT16:
                 raise InvalidInput(
                     f"mlx: {tensor.module} has a scale of {abs(scales).max():g}, whose bias is beyond float16; "
                     "give a recipe whose float_format is bfloat16"
                 )
             scales_kind = self.weights.format_of(tensor.module).scales
-            if scales_kind and not np.array_equal(as_read(stored, self.floats), repeated):
+            kept = as_read(stored, self.floats), as_read(as_stored(biases, self.floats), self.floats)
+            if scales_kind and not np.array_equal(kept, (repeated, biases)):
                 raise Unsupported(
                     f"mlx: {tensor.module} has scales that {self.floats} does not hold; choose --recipe s8, which"
                     " rounds again"

@@ -56,12 +56,17 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 def _affine(words: NDArray[np.uint32], bits: int, scales: Floats, biases: Floats) -> Floats:
     """Return scale × integer + bias."""
-    # The bias is a multiple of the scale, so adding it to the integers before scaling is exact.
-    zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
+    # Of symmetric integers the bias is the middle times the scale: subtracted before scaling, it is exact.
+    middle = np.float32(1 << (bits - 1))
+    is_symmetric = np.array_equal(biases, -middle * scales)
 
     def dequantised(rows: slice) -> Floats:
-        grouped = unpack_words(words[rows], bits).reshape(*scales[rows].shape, -1) + zeros[rows, :, None]
-        return (grouped * scales[rows, :, None]).reshape(len(grouped), -1)
+        grouped = unpack_words(words[rows], bits).reshape(*scales[rows].shape, -1).astype(np.float32)
+        if is_symmetric:
+            grouped = (grouped - middle) * scales[rows, :, None]
+        else:
+            grouped = grouped * scales[rows, :, None] + biases[rows, :, None]
+        return grouped.reshape(len(grouped), -1)
 
     return in_slices(np.empty((len(words), words.shape[1] * 32 // bits), np.float32), dequantised)
 

@@ -365,7 +365,7 @@ class _Graph:
         if bits not in (4, 8) or block < 16 or block & (block - 1):
             raise self.refuse(f"lookup {quote_short(node.name)} has attributes {quote_short(dict(options))}")
         rows, width = model.vocab_size, model.hidden_size
-        if model.per_layer_input and node.name == LAYER_INPUTS:
+        if model.per_layer_input and node.name.removesuffix(".product") == LAYER_INPUTS:
             rows, width = model.per_layer_input.vocab_size, len(model.layers) * model.per_layer_input.size
         expected = [(_UINT8, (rows, width * bits // 8)), (self.numbers, (rows, -(-width // block)))]
         if len(node.input) != 3 or [self.shapes.get(node.input[place]) for place in (0, 2)] != expected:

@@ -12,7 +12,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
 from edgekit_onnx.audit import audit
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.layout import embedding_name, with_nodes
+from edgekit_onnx.layout import embedding_name, read_nodes, with_nodes
 from edgekit_onnx.sessions import Provider, open_graph, options
 
 if TYPE_CHECKING:
@@ -41,16 +41,11 @@ def with_embedding_alone(data: bytes, node_name: str) -> bytes | None:
     from onnx import TensorProto, helper
 
     model = onnx.ModelProto.FromString(data)
-    graph, made = model.graph, {output: node for node in model.graph.node for output in node.output}
+    graph = model.graph
     last = next((node for node in graph.node if node.name == node_name), None)
     if last is None:
         return None
-    needed, waiting = [], [last]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.append(node)
-            waiting += [made[name] for name in node.input if name in made]
+    needed = read_nodes(graph.node, last.output)
     read = {name for node in needed for name in node.input}
     for kept, all_of in (
         ([each for each in graph.initializer if each.name in read], graph.initializer),
@@ -61,7 +56,7 @@ def with_embedding_alone(data: bytes, node_name: str) -> bytes | None:
         del all_of[:]
         all_of.extend(copied)
     del graph.value_info[:]
-    return with_nodes(model, reversed(needed))
+    return with_nodes(model, needed)
 
 
 class FinalNorm:

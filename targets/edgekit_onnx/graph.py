@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_ir import tape
 
 from edgekit_onnx.data_file import DATA_FILE, DataLocation
+from edgekit_onnx.layout import HEAD, OFFSETS
 from edgekit_onnx.packing import PackedMatrix
 
 MICROSOFT = "com.microsoft"
@@ -103,10 +104,34 @@ class Graph:
         values = self.stored(f"{name}.weight", ir.DataType.UINT8, [n, matrix.blocks, blob], matrix.values)
         scales = self.scales(f"{name}.scales", matrix, [n, matrix.blocks])
         inputs = [x, values, scales] + ([None, None, added] if added is not None else [])
-        return self.op(
+        product = self.op(
             "MatMulNBits", *inputs, domain=MICROSOFT, name=f"{name}.product",
             K=k, N=n, bits=matrix.bits, block_size=matrix.block, accuracy_level=self.accuracy_level,
         )  # fmt: skip
+        if matrix.offsets is None:
+            return product
+        sums = self.shared(f"{x.name}.sums.{matrix.block}", lambda: self._block_sums(x, matrix))
+        added = self.op(
+            "FusedMatMul", sums, self._offsets(name, matrix), domain=MICROSOFT, name=f"{name}{OFFSETS}", transB=1
+        )
+        return self.op("Add", product, added, name=f"{name}.moved")
+
+    def _block_sums(self, x: ir.Value, matrix: PackedMatrix) -> ir.Value:
+        """Sum the inputs of each block of the matrix. Only the head has `x` without an axis of tokens."""
+        sizes = [*[0] * (1 if self.name == HEAD else 2), matrix.blocks, matrix.block]
+        shape = self.constant(f"blocks.{'.'.join(map(str, sizes))}", sizes, ir.DataType.INT64)
+        blocks = self.op("Reshape", x, shape, name=f"{x.name}.blocks.{matrix.block}")
+        last = self.constant("axis.last", [-1], ir.DataType.INT64)
+        return self.op("ReduceSum", blocks, last, name=f"{x.name}.sums.{matrix.block}", keepdims=0)
+
+    def _offsets(self, name: str, matrix: PackedMatrix) -> ir.Value:
+        """Return what a matrix adds to each block, which onnxruntime computes from stored values at opening."""
+        assert matrix.offsets is not None
+        place, kind, columns = matrix.offsets
+        value = self.stored(f"{name}.added", ir.DataType.from_numpy(kind), [matrix.outputs, columns], place)
+        if value.dtype == self.numbers:
+            return value
+        return self.op("Cast", value, name=f"{name}.added.floats", to=self.numbers)
 
     def lookup(self, table: PackedMatrix, ids: ir.Value, name: str) -> ir.Value:
         """Write the look-up of rows by ids."""
@@ -116,10 +141,18 @@ class Graph:
             return self.op("Gather", weight, ids, name=name, axis=0)
         weight = self.stored(f"{name}.weight", ir.DataType.UINT8, [rows, width * table.bits // 8], table.values)
         scales = self.scales(f"{name}.scales", table, [rows, -(-width // table.block)])
-        return self.op(
-            "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name=name,
+        found = self.op(
+            "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT,
+            name=name if table.offsets is None else f"{name}.product",
             bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
+        if table.offsets is None:
+            return found
+        offsets = self.op("Gather", self._offsets(name, table), ids, name=f"{name}{OFFSETS}", axis=0)
+        last = self.constant("axis.last", [-1], ir.DataType.INT64)
+        column = self.op("Unsqueeze", offsets, last, name=f"{name}.of_blocks")
+        blocks = self.reshaped(found, f"{name}.blocks", table.blocks, table.block)
+        return self.reshaped(self.op("Add", blocks, column, name=f"{name}.moved"), name, width)
 
     def reshaped(self, x: ir.Value, name: str, *sizes: int) -> ir.Value:
         """Reshape each token's values to `sizes`."""

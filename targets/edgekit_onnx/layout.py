@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ MASKED = -10_000.0  # added to an encoder's scores outside a window or of paddin
 COPIED_SHARE = 1.2
 SLICE_BYTES = 64 << 20  # of a head as kernels pack it, which opening copies at once
 SINKS = 11  # index of the learnt logits, one per head, among the inputs of GroupQueryAttention
+OFFSETS = ".offsets"  # ends the name of the node that adds to integer × scale, after the site of the product
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 
@@ -84,6 +85,16 @@ def with_nodes(model: Any, nodes: Iterable[Any]) -> bytes:
     model.graph.node.extend(copied)
     changed: bytes = model.SerializeToString()
     return changed
+
+
+def read_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
+    """Return the nodes of a sorted graph on which `outputs` depend, in their order."""
+    read, kept = set(outputs), []
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.output):
+            read.update(node.input)
+            kept.append(node)
+    return kept[::-1]
 
 
 def table_rows(plan: Plan) -> int:

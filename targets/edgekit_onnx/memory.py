@@ -34,7 +34,7 @@ _LOOKED_UP_BYTES = 1 * MIB  # the system maps the pages around a row too: 10 MiB
 _OWN_ROW_BYTES = 2 * MIB  # the system maps as much around a row of per-layer embeddings; 1.7 MB were measured
 OWN_LAYOUT = "edgekit"  # of weights for edgekit's own operators, which map them: opening copies none
 _PACKING_BYTES = 18 * MIB  # of pieces while edgekit's own order is made; 17 MiB were measured
-_IN_FILE = {"scale_bits": 16, "bias_bits": 0, "row_group": None}  # opening computes the others
+_IN_FILE = {"scale_bits": 16, "bias_bits": 0, "minimum_bits": 16, "row_group": None}  # opening computes the others
 _GRAPH_FILE_BYTES = 10 << 10  # of a layer
 # What a layer's graph with outputs of attention adds to a plain one: 14 and 60 KiB were measured with a cache of 32 and
 # 16 bits, around which each layer converts.
@@ -53,6 +53,7 @@ def facts(recipe: Recipe, cuda: bool, own: bool = False) -> MemoryFacts:
         runtime_bytes=42 * MIB,
         scale_bits=32,
         bias_bits=32,  # packed weights store the sum of every block with its scale
+        minimum_bits=32 if any(rule.format.minima for rule in recipe.rules) else 0,
         row_group=group,
         float_bits=32,
         own_row_bytes=_OWN_ROW_BYTES,

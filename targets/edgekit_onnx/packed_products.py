@@ -19,7 +19,7 @@ from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation, are_halves
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.layout import with_nodes
-from edgekit_onnx.product_kernels import PRODUCT, with_kernels
+from edgekit_onnx.product_kernels import OFFSETS_INPUT, PRODUCT, with_kernels
 
 _BAND = 32  # outputs that kernels compute together
 _PIECE_BYTES = 4 << 20
@@ -113,6 +113,9 @@ class _Weights:
                 found, _ = scales.get(node.input[2]) or (stored[node.input[2]], blocks)
                 added += [self._values(values, bits), self._scales(found, blocks)]
                 node.input[1:3] = [tensor.name for tensor in added[-2:]]
+                if len(node.input) > OFFSETS_INPUT:
+                    added.append(self._scales(stored[node.input[OFFSETS_INPUT]], blocks))
+                    node.input[OFFSETS_INPUT] = added[-1].name
             added += [self._floats(name, *scales[name]) for name in node.input if name in scales]
         read = {name for node in nodes for name in node.input}
         kept = [tensor for tensor in graph.initializer if tensor.name in read]

@@ -1,7 +1,7 @@
 """Neutral weights in ONNX Runtime's formats: the same integers and scales, never rounded again.
 
-S4 keeps its bytes (zero point 8), S8 too (zero point 128). Scales take 16 bits where these hold them. Other floats are
-written in the graph's type of activations.
+S4 keeps its bytes (zero point 8), S8 too (zero point 128). Scales take 16 bits where these hold them. What groups with
+minima add to such integers is a matrix of floats. Other floats are written in the graph's type of activations.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edgekit_onnx.layout import SLICE_BYTES
 
 _PIECE_BYTES = 16 << 20
 _PACKED_BLOCK_BYTES, _ROWS = 12, 128  # slices start where kernels begin a band of rows
+_TINY = np.float32(2.0**-24)  # float16 goes no further
 _S8_BLOCKS = (128, 64, 32, 16)
 
 
@@ -39,6 +40,7 @@ class PackedMatrix(NamedTuple):
     block: int
     values: DataLocation
     scales: PackedScales | None = None
+    offsets: PackedScales | None = None  # what is added to each block's integer × scale
 
     @property
     def blocks(self) -> int:
@@ -57,8 +59,8 @@ class PackedMatrix(NamedTuple):
             each = place.length // self.outputs
             return place.part(start * each, (stop - start) * each)
 
-        scales = None if self.scales is None else self.scales._replace(place=cut(self.scales.place))
-        return self._replace(outputs=stop - start, values=cut(self.values), scales=scales)
+        scales, offsets = (each and each._replace(place=cut(each.place)) for each in (self.scales, self.offsets))
+        return self._replace(outputs=stop - start, values=cut(self.values), scales=scales, offsets=offsets)
 
 
 def input_blocks(weights: NeutralWeights) -> dict[str, int]:
@@ -93,7 +95,7 @@ class OnnxPacking:
         groups = self.weights.scales(module, slice(0, 0)).shape[1]
         block = max(16, 1 << (inputs // groups - 1).bit_length())
         scales = self._scales([[module]], -(-inputs // groups))
-        return PackedMatrix(outputs, inputs, bits, block, values, scales)
+        return PackedMatrix(outputs, inputs, bits, block, values, scales, self._offsets([module], block))
 
     def head_of(self, table: PackedMatrix, module: str) -> PackedMatrix:
         """Return a tied head, which shares the table if products can read its layout."""
@@ -114,7 +116,8 @@ class OnnxPacking:
         )
         if not bits:
             return PackedMatrix(outputs, inputs, 0, 0, values)
-        return PackedMatrix(outputs, inputs, bits, block, values, self._scales([[module] for module in modules], block))
+        scales = self._scales([[module] for module in modules], block)
+        return PackedMatrix(outputs, inputs, bits, block, values, scales, self._offsets(modules, block))
 
     def experts(self, *parts: Sequence[Sequence[str]]) -> list[PackedMatrix]:
         """Write each part of all experts as one stacked matrix, with blocks of one size.
@@ -145,7 +148,8 @@ class OnnxPacking:
 
     def can_join(self, *modules: str) -> bool:
         """Return True if the modules have the same format, so that `matrix` can join them."""
-        return len({self._shape(module)[1:] for module in modules}) == 1
+        have_minima = {self.weights.format_of(module).minima for module in modules}
+        return len({self._shape(module)[1:] for module in modules}) == len(have_minima) == 1
 
     def vector(self, name: str, add: float = 0.0) -> DataLocation:
         """Write a norm's weight or a bias, plus `add`."""
@@ -201,6 +205,31 @@ class OnnxPacking:
                 yield np.repeat(scales, columns // scales.shape[1], axis=1).astype(numbers)
 
         pieces = (piece for expert in experts for piece in _alternated([rows(module) for module in expert]))
+        return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)
+
+    def _offsets(self, modules: Sequence[str], block: int) -> PackedScales | None:
+        """Write what is added to integer × scale in each block, for modules whose groups have minima.
+
+        It takes 16 bits where these are exact to a 128th of the scale.
+        """
+        if not self.weights.format_of(modules[0]).minima:
+            return None
+        outputs, columns = sum(self._sizes[module][0] for module in modules), self._sizes[modules[0]][1] // block
+
+        def rows(module: str) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+            half = np.float32(1 << (bits_of(self.weights.format_of(module)) - 1))
+            for start, stop in _pieces(self._sizes[module][0], columns * 4):
+                minima = self.weights.minima(module, slice(start, stop))
+                assert minima is not None, "the modules have one format"
+                scales = self.weights.scales(module, slice(start, stop))
+                yield minima + half * scales, np.abs(scales)
+
+        def each() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+            return (pair for module in modules for pair in rows(module))
+
+        are_near = all((np.abs(off - off.astype(np.float16)) <= scale / 128 + _TINY).all() for off, scale in each())
+        numbers = np.dtype(np.float16 if are_near else np.float32)
+        pieces = (np.repeat(off, columns // off.shape[1], axis=1).astype(numbers) for off, _ in each())
         return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)
 
 

@@ -10,14 +10,16 @@ import ctypes
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgekit.common.environment import environment_choice
+from edgekit_onnx.layout import OFFSETS, read_nodes, with_nodes
 
 SETTING = "EDGEKIT_KERNELS"  # off: onnxruntime's own operators, for comparisons
 _LIBRARY = Path(__file__).parent / "kernels" / "build" / "libedgekit_kernels.so"
 PRODUCT, DOMAIN = "Product", "edgekit"
-VERSION = "kernels of edgekit, 3"  # raise it with every change of the bytes that they read, or of their results
+OFFSETS_INPUT = 6  # index of what is added to the weights of each block
+VERSION = "kernels of edgekit, 4"  # raise it with every change of the bytes that they read, or of their results
 _FAST = 4  # accuracy level of products that round activations to 8 bits
 _BLOCKS = (16, 32, 64, 128)
 # Operators whose rows may depend on the number of rows in a call. Norms and functions of single numbers do not: a test
@@ -66,8 +68,25 @@ def with_kernels(data: bytes) -> bytes:
         elif node.op_type == "GroupQueryAttention":
             node.domain = DOMAIN
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    changed: bytes = model.SerializeToString()
-    return changed
+    return with_nodes(model, _with_offsets(model.graph))
+
+
+def _with_offsets(graph: Any) -> list[Any]:
+    """Return the nodes with products that add what the graph adds to their weights' blocks by nodes of its own."""
+    makers: dict[str, Any] = {name: node for node in graph.node for name in node.output}
+    moved = set()
+    for node in graph.node:
+        makes: list[Any] = [makers.get(name) for name in node.input]
+        if node.op_type != "Add" or [each and each.op_type for each in makes] != [PRODUCT, "FusedMatMul"]:
+            continue
+        product, added = makes
+        stored = makers.get(added.input[1])
+        if added.name.endswith(OFFSETS) and stored is not None and stored.op_type == "Cast":
+            product.input.extend([*[""] * (OFFSETS_INPUT - len(product.input)), stored.input[0]])
+            product.output[0] = node.output[0]
+            moved |= {id(node), id(added)}
+    left = [node for node in graph.node if id(node) not in moved]
+    return read_nodes(left, [output.name for output in graph.output])
 
 
 def rows_are_alone(data: bytes) -> bool:

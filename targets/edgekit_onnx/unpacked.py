@@ -20,19 +20,20 @@ from edgekit.formats.safetensors import TensorBytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit_onnx.audit import audit
-from edgekit_onnx.layout import LAYER_INPUTS
+from edgekit_onnx.layout import LAYER_INPUTS, OFFSETS
 
 Floats = NDArray[np.float32]
 
 
 class _Product(NamedTuple):
-    """A stored matrix [outputs, blocks, bytes] with its scales; `bits` 0 means floats."""
+    """A stored matrix [outputs, blocks, bytes] with its scales, and what each block adds; `bits` 0 means floats."""
 
     values: NDArray[Any]
     scales: NDArray[Any] | None
     bits: int
     block: int
     inputs: int
+    offsets: NDArray[Any] | None = None
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
@@ -114,6 +115,10 @@ class _Stored:
             bits, block = attributes["bits"], attributes["block_size"]
             width = attributes.get("K", values.shape[-1] * 8 // bits)
             self.products[_name(node)] = _Product(values, self.constants[inputs[2]], bits, block, width)
+        elif str(node.name).endswith(OFFSETS):
+            site = str(node.name).removesuffix(OFFSETS)
+            offsets = self.constants[inputs[0 if node.op_type == "Gather" else 1]]
+            self.products[site] = self.products[site]._replace(offsets=offsets)
         elif node.op_type in ("FusedMatMul", "Gather"):
             weight = inputs[0 if node.op_type == "Gather" else 1]
             if weight in self.constants:
@@ -210,6 +215,9 @@ def _floats(product: _Product, into: Floats | None = None) -> Floats:
     def dequantised(some: slice) -> Floats:
         integers = unpack(np.ascontiguousarray(packed[some]).view(np.uint8), product.bits, padded)
         repeated = np.repeat(np.asarray(scales[some], np.float32), product.block, axis=1)[:, : product.inputs]
-        return integers[:, : product.inputs] * repeated
+        values = integers[:, : product.inputs] * repeated
+        if product.offsets is not None:
+            values += np.repeat(np.asarray(product.offsets[some], np.float32), product.block, axis=1)
+        return values
 
     return in_slices(into, dequantised)

@@ -99,12 +99,14 @@ def test_sentences_about_quality_are_those_of_the_results() -> None:
         shares += [one / other for one, other in losses.values()]
     assert f"lose {min(shares):.1f} to {max(shares):.1f} of what 4-bit formats lose" in MEASURED
     found = {loss.what: loss for loss in measured_page.losses("smollm2")}
-    onnx, gguf = (found[f"edgekit, default, {target}"] for target in ("onnx", "llamacpp"))
-    assert f"edgekit's file is {gguf.file_bytes / onnx.file_bytes - 1:.0%} larger".replace("%", " %") in MEASURED
-    for what, share, words in (
-        ("llama.cpp Q4_K_M", 0.6, "three fifths"),
-        ("ik_llama.cpp IQ4_K", 0.75, "three quarters"),
-    ):
-        ratio = fmean(one / other for one, other in zip(found[what].kl, onnx.kl, strict=True))
-        assert ratio == pytest.approx(share, rel=0.05)
-        assert words in MEASURED
+    sizes = {
+        target: measured_page.real_models()["smollm2", target, "balanced, calibrated"]["bytes"]
+        for target in ("onnx", "llamacpp")
+    }
+    assert f"{sizes['llamacpp'] / sizes['onnx'] - 1:.0%} larger than for onnx".replace("%", " %") in MEASURED
+    kept, balanced, peer = (
+        found[what] for what in ("edgekit, default, onnx", "edgekit, balanced, llamacpp", "llama.cpp Q4_K_M")
+    )
+    assert max(kept.kl) == 0 and "its default loses nothing" in MEASURED
+    times = [one / other for one, other in zip(balanced.kl, peer.kl, strict=True)]
+    assert f"{min(times):.1f} to {max(times):.1f} times as much as Q4_K_M" in MEASURED

@@ -206,6 +206,20 @@ def test_every_type_is_dequantised_to_the_bit(tmp_path: Path, type_id: int) -> N
         assert file.rows("a", np.array([9, 2])).tobytes() == expected[[9, 2]].tobytes()
 
 
+@pytest.mark.parametrize("type_id", [key for key, kind in TYPES.items() if kind.integer_format])
+def test_integers_scales_and_minima_give_the_values(tmp_path: Path, type_id: int) -> None:
+    """Bit for bit, but for the products of Q4_K, which are rounded to 16 bits."""
+    kind = TYPES[type_id]
+    blocks = np.random.default_rng(type_id).integers(0, 256, (3 * 64, kind.bytes), dtype=np.uint8)
+    blocks[:, :4] = np.random.default_rng(1).uniform(1e-3, 1e-2, (len(blocks), 2)).astype("<f2").view(np.uint8)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes({}, {"a": Stored(type_id, (64, 3 * kind.values), blocks.tobytes())}))
+    with GgufFile.open(path) as file:
+        found = file.integers("a", slice(5, 60))
+        np.testing.assert_allclose(found.dequantised(), file.rows("a")[5:60], 0, 5e-3 if kind.name == "Q4_K" else 0)
+    assert (found.minima is None) is (kind.name in ("Q4_0", "Q8_0"))
+
+
 def test_doubles_are_read_as_float32(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes({}, {"a": Stored(28, (3,), np.array([0.1, -2.0, 1e300]).tobytes())}))

@@ -1,4 +1,4 @@
-"""A small model as other tools quantise it: random integers and scales in the layouts of W4A16, GPTQ, MLX and Q4_0."""
+"""A small model as other tools quantise it: random integers and scales as W4A16, GPTQ, AWQ, MLX and GGUF."""
 
 from __future__ import annotations
 
@@ -22,15 +22,24 @@ Tensors = dict[str, tuple[str, NDArray[Any]]]
 
 
 class Integers(NamedTuple):
-    """The integers [out, in] and scales [out, in/group] that a file was made of."""
+    """The integers [out, in], scales and zero points [out, in/group] that a file was made of.
+
+    Zero points are less by the middle, as the integers are; None: all are 0. `minima` are the values of the integer -8.
+    """
 
     integers: NDArray[np.int8]
     scales: NDArray[np.float32]
+    zeros: NDArray[np.float32] | None = None
+    minima: NDArray[np.float32] | None = None
 
     @property
     def floats(self) -> NDArray[np.float32]:
-        repeated = np.repeat(self.scales, self.integers.shape[1] // self.scales.shape[1], axis=1)
-        return self.integers.astype(np.float32) * repeated
+        if self.minima is not None:
+            scales, minima = (np.repeat(each, 32, axis=1) for each in (self.scales, self.minima))
+            return (self.integers + np.float32(8)) * scales + minima
+        zeros = np.zeros_like(self.scales) if self.zeros is None else self.zeros
+        scales, zeros = (np.repeat(each, self.integers.shape[1] // each.shape[1], 1) for each in (self.scales, zeros))
+        return (self.integers - zeros) * scales
 
 
 def drawn(
@@ -41,8 +50,12 @@ def drawn(
     dtype: str = "BF16",
     *,
     signed: bool = False,
+    zeros: bool = False,
 ) -> Integers:
-    """Random integers, all of them used, with scales that their type holds; signed ones have both signs and zeros."""
+    """Random integers, all of them used, with scales that their type holds; signed ones have both signs and zeros.
+
+    With `zeros`, scales have few bits, so that their type holds their products with zero points too.
+    """
     low = -(1 << (bits - 1))
     integers = draw.integers(low, -low, shape, dtype=np.int8)
     integers[0, :2] = low, -low - 1
@@ -51,6 +64,10 @@ def drawn(
         scales = (float32_to_bf16(scales).astype(np.uint32) << 16).view(np.float32)
     elif dtype == "F16":
         scales = scales.astype(np.float16).astype(np.float32)
+    if zeros:
+        mantissas, powers = np.frexp(scales)
+        scales = np.ldexp(np.round(mantissas * 16) / 16, powers).astype(np.float32)
+        return Integers(integers, scales, draw.integers(low + 1, -low, scales.shape).astype(np.float32))
     if signed:
         scales *= draw.choice(np.array([-1, 1], np.float32), scales.shape)
         scales[-1, 0] = 0
@@ -91,7 +108,11 @@ def compressed_tensors(module: str, held: Integers, bits: int, dtype: str) -> Te
         f"{module}.weight_packed": ("I32", pack(held.integers, bits).view("<i4")),
         f"{module}.weight_scale": (dtype, as_dtype(held.scales, dtype)),
         f"{module}.weight_shape": ("I64", np.array(held.integers.shape, np.int64)),
-    }
+    } | (
+        {}
+        if held.zeros is None
+        else {f"{module}.weight_zero_point": ("I32", np.ascontiguousarray(pack(held.zeros.T, bits).view("<i4").T))}
+    )
 
 
 def gptq_config(bits: int, group: int | None) -> dict[str, Any]:
@@ -111,12 +132,33 @@ def gptq_tensors(module: str, held: Integers, bits: int, dtype: str) -> Tensors:
     groups = held.scales.shape[1]
     raised = (held.integers.astype(np.int64) + (1 << (bits - 1))).T.reshape(-1, 32 // bits, outputs)
     words = (raised << (np.arange(32 // bits, dtype=np.int64) * bits)[None, :, None]).sum(axis=1)
-    zero = 0x77777777 if bits == 4 else 0x7F7F7F7F
+    zeros = np.zeros((outputs, groups)) if held.zeros is None else held.zeros
     return {
         f"{module}.qweight": ("I32", words.astype(np.uint32).view("<i4")),
-        f"{module}.qzeros": ("I32", np.full((groups, outputs * bits // 32), zero, "<i4")),
+        f"{module}.qzeros": ("I32", pack(zeros.T - 1, bits).view("<i4")),
         f"{module}.scales": (dtype, np.ascontiguousarray(as_dtype(held.scales, dtype).T)),
         f"{module}.g_idx": ("I32", np.arange(inputs, dtype="<i4") // (inputs // groups)),
+    }
+
+
+def awq_config(bits: int, group: int | None) -> dict[str, Any]:
+    """As AutoAWQ writes it."""
+    stated = {"bits": bits, "group_size": group, "zero_point": True, "version": "gemm", "quant_method": "awq"}
+    return {"quantization_config": stated | {"modules_to_not_convert": None}}
+
+
+def awq_tensors(module: str, held: Integers, bits: int, dtype: str) -> Tensors:
+    """Eight neighbouring outputs share a word, in this order from its lowest bits."""
+
+    def words(values: NDArray[Any]) -> NDArray[Any]:
+        order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+        return pack(values.reshape(len(values), -1, 8)[:, :, order].reshape(len(values), -1), bits).view("<i4")
+
+    zeros = np.zeros_like(held.scales) if held.zeros is None else held.zeros
+    return {
+        f"{module}.qweight": ("I32", words(held.integers.T)),
+        f"{module}.qzeros": ("I32", words(zeros.T)),
+        f"{module}.scales": (dtype, np.ascontiguousarray(as_dtype(held.scales, dtype).T)),
     }
 
 
@@ -126,23 +168,26 @@ def mlx_config(bits: int, group: int | None) -> dict[str, Any]:
 
 
 def mlx_tensors(module: str, held: Integers, bits: int, dtype: str) -> Tensors:
+    middle = np.float32(1 << (bits - 1)) + (0 if held.zeros is None else held.zeros)
     return {
         f"{module}.weight": ("U32", pack(held.integers, bits).view("<u4")),
         f"{module}.scales": (dtype, as_dtype(held.scales, dtype)),
-        f"{module}.biases": (dtype, as_dtype(held.scales * -np.float32(1 << (bits - 1)), dtype)),
+        f"{module}.biases": (dtype, as_dtype(held.scales * -middle, dtype)),
     }
 
 
 LAYOUTS = {
     "compressed-tensors": Layout(compressed_config, compressed_tensors),
     "gptq": Layout(gptq_config, gptq_tensors),
+    "awq": Layout(awq_config, awq_tensors),
     "mlx": Layout(mlx_config, mlx_tensors, of_linears_alone=False),
 }
 
 
 def write(
     folder: Path, layout: str, *, bits: int = 4, group: int | None = 32, dtype: str = "BF16", signed: bool = False,
-    changed: Callable[[Tensors], None] = lambda tensors: None, config: Mapping[str, Any] | None = None,
+    zeros: bool = False, changed: Callable[[Tensors], None] = lambda tensors: None,
+    config: Mapping[str, Any] | None = None,
 ) -> dict[str, Integers]:  # fmt: skip
     """Write the model and return its integers by tensor; `changed` alters the tensors, `config` is what it states."""
     found = LAYOUTS[layout]
@@ -157,7 +202,7 @@ def write(
                 tensors[tensor.name] = ("BF16", float32_to_bf16(floats.floats(tensor.name)))
                 continue
             outputs, inputs = tensor.shape
-            held = drawn((outputs, inputs), bits, group or inputs, draw, dtype, signed=signed)
+            held = drawn((outputs, inputs), bits, group or inputs, draw, dtype, signed=signed, zeros=zeros)
             integers[tensor.name] = held
             tensors |= found.tensors(tensor.module, held, bits, dtype)
     changed(tensors)
@@ -176,13 +221,13 @@ def spec_of(folder: Path) -> ModelSpec:
     return model_from_config(plain, folder.name, str(folder))
 
 
-def write_gguf(path: Path, *, head: str = "Q8_0") -> dict[str, Integers]:
-    """A small Llama whose linears are Q4_0 by llama.cpp's rule, with negative scales and zeros."""
+def write_gguf(path: Path, *, head: str = "Q8_0", linears: str = "Q4_0") -> dict[str, Integers]:
+    """A small Llama whose linears are Q4_0 by llama.cpp's rule, with negative scales and zeros, or Q4_1."""
     config = gguf_files.FAMILIES["llama"]
     weights = gguf_files.random_tensors(config)
     weights["model.layers.0.self_attn.q_proj.weight"][3] = 0  # a row of zeros has scales of zero
     kinds = {
-        name: gguf_files.GGMLQuantizationType[head if "embed" in name else "Q4_0"]
+        name: gguf_files.GGMLQuantizationType[head if "embed" in name else linears]
         for name, values in weights.items()
         if values.ndim == 2
     }
@@ -190,17 +235,21 @@ def write_gguf(path: Path, *, head: str = "Q8_0") -> dict[str, Integers]:
     return {
         name: _blocks(gguf_files.quantize(weights[name], kind), kind.name)
         for name, kind in kinds.items()
-        if kind.name in ("Q4_0", "Q8_0")
+        if kind.name in ("Q4_0", "Q4_1", "Q8_0")
     }
 
 
 def _blocks(stored: NDArray[np.uint8], kind: str) -> Integers:
     """Unpack blocks one by one, as llama.cpp's structs describe them."""
-    size = 18 if kind == "Q4_0" else 34
+    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
     rows = stored.reshape(len(stored), -1, size)
     scales = np.ascontiguousarray(rows[..., :2]).view("<f2")[..., 0].astype(np.float32)
+    minima = np.ascontiguousarray(rows[..., 2:4]).view("<f2")[..., 0].astype(np.float32)
     if kind == "Q8_0":
         values = rows[..., 2:].view(np.int8)
     else:
-        values = np.concatenate([rows[..., 2:] & 15, rows[..., 2:] >> 4], axis=-1).astype(np.int8) - 8
+        packed = rows[..., size - 16 :]
+        values = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int8) - 8
+    if kind == "Q4_1":
+        return Integers(values.reshape(len(stored), -1), scales, None, minima)
     return Integers(values.reshape(len(stored), -1), scales)

@@ -19,7 +19,7 @@ from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import KEEP, Format, bits_per_weight, named_recipe, weight_bytes
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.formats.gguf import GgufFile
 from edgekit.formats.int_packing import unpack
 from edgekit.formats.safetensors import TensorFolder
@@ -48,13 +48,20 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "MLX": ("mlx", {"dtype": "F16", "group": 64, "signed": True}, "s4-g64", "MLX 4-bit, groups of 64"),
     "MLX, 8 bits": ("mlx", {"dtype": "F32", "bits": 8}, "s8-g32", "MLX 8-bit, groups of 32"),
     "Q4_0": ("gguf", {}, "s4-g32", "Q4_0, groups of 32; Q8_0, groups of 32"),
+    # Groups add a minimum: a zero point times the scale, or a float.
+    "W4A16, zero points": ("compressed-tensors", {"zeros": True}, "s4-g32 with minima", "W4A16, groups of 32"),
+    "GPTQ, zero points": ("gptq", {"dtype": "F16", "zeros": True}, "s4-g32 with minima", "GPTQ 4-bit, groups of 32"),
+    "AWQ": ("awq", {"dtype": "F16", "group": 64, "zeros": True}, "s4-g64 with minima", "AWQ 4-bit, groups of 64"),
+    "MLX, biases": ("mlx", {"group": 64, "zeros": True}, "s4-g64 with minima", "MLX 4-bit, groups of 64"),
+    "Q4_1": ("gguf", {"linears": "Q4_1"}, "s4-g32 with minima", "Q4_1, groups of 32; Q8_0, groups of 32"),
 }
+WITH_MINIMA = [case for case, (_, _, stored, _) in CASES.items() if stored.endswith("minima")]
 
 
 def written(case: str, tmp_path: Path) -> tuple[Path, dict[str, Integers]]:
     layout, options, _, _ = CASES[case]
     if layout == "gguf":
-        return tmp_path / "tiny.gguf", folders.write_gguf(tmp_path / "tiny.gguf")
+        return tmp_path / "tiny.gguf", folders.write_gguf(tmp_path / "tiny.gguf", **options)
     return tmp_path / "tiny", folders.write(tmp_path / "tiny", layout, **options)
 
 
@@ -83,7 +90,7 @@ def test_integers_and_scales_are_unchanged(case: str, tmp_path: Path) -> None:
         assert_same(weights.integers(module), weights.scales(module), held)
         assert np.array_equal(weights.tensor(name), held.floats)
     assert str(weights.format_of("model.layers.0.self_attn.q_proj")) == CASES[case][2]
-    assert (weights.manifest.method, weights.manifest.version) == ("kept", 3)
+    assert (weights.manifest.method, weights.manifest.version) == ("kept", 4 if case in WITH_MINIMA else 3)
     assert all(item.weight_error == 0 for item in weights.manifest.statistics.values())
 
 
@@ -100,9 +107,10 @@ def test_plan_notes_kept_integers_and_counts_their_bytes(case: str, tmp_path: Pa
     assert 4 < bits_per_weight(plan.model, plan.recipe) < 16
 
 
-@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq", "mlx"])
+@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq", "awq", "mlx"])
 def test_a_config_without_weights_is_planned_alike(layout: str, tmp_path: Path) -> None:
-    folders.write(tmp_path / "tiny", layout, dtype="F16" if layout == "gptq" else "BF16")
+    of_halves, zeros = layout in ("gptq", "awq"), layout in ("awq", "mlx")
+    folders.write(tmp_path / "tiny", layout, dtype="F16" if of_halves else "BF16", zeros=zeros)
     request = PlanRequest(context=64, target="onnx")
     (with_weights,) = make_plans(str(tmp_path / "tiny"), [DEVICE], request)
     (tmp_path / "tiny" / "model.safetensors").unlink()
@@ -138,6 +146,33 @@ def test_another_type_among_them_is_rounded_and_noted(tmp_path: Path) -> None:
     assert note in plan.notes
 
 
+def test_integers_that_no_target_of_a_device_holds_are_rounded_anew(tmp_path: Path) -> None:
+    model, _ = written("Q4_1", tmp_path)
+    for devices in (["pixel-9"], [DEVICE, "pixel-9"]):
+        plans = make_plans(str(model), devices, PlanRequest(context=64))
+        assert len({plan.recipe.name for plan in plans} - {"keep"}) == 1
+        assert f"are not kept: no target for {' and '.join(devices)} holds them" in plans[0].notes[0]
+    with pytest.raises(DoesNotFit, match="pixel-9"):
+        make_plans(str(model), ["pixel-9"], PlanRequest(context=64, recipe=KEEP, target="executorch"))
+
+
+@pytest.mark.onnx
+def test_onnx_holds_minima_that_sixteen_bits_do_not(tmp_path: Path) -> None:
+    """A group far from zero whose values differ little."""
+
+    def shifted(tensors: folders.Tensors) -> None:
+        name = "model.layers.0.self_attn.o_proj.biases"
+        tensors[name] = ("F32", tensors[name][1] + np.float32(3.0))
+
+    from edgekit_onnx import OnnxTarget
+
+    model = tmp_path / "tiny"
+    folders.write(model, "mlx", dtype="F32", zeros=True, changed=shifted)
+    weights = kept(model, tmp_path)
+    plan, out = exported("onnx", weights, tmp_path)
+    check_weights(OnnxTarget(), plan, out, weights)
+
+
 def test_floats_stay_in_their_type(tmp_path: Path) -> None:
     model, _ = written("W4A16", tmp_path)
     weights = kept(model, tmp_path)
@@ -159,7 +194,7 @@ def test_onnx_keeps_own_integers(case: str, tmp_path: Path) -> None:
     model, expected = written(case, tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, target="onnx"))
     artifact = export(plan, tmp_path / "out", ExportOptions(store=tmp_path / "store"))
-    assert "read back bit for bit" in str(artifact.manifest.self_check)
+    assert "bit for bit" in str(artifact.manifest.self_check)
     assert artifact.plan.quantisation is not None and artifact.plan.quantisation.method == "kept"
     check_weights(OnnxTarget(), artifact.plan, tmp_path / "out", kept(model, tmp_path))
     stored = _Stored(tmp_path / "out")
@@ -197,7 +232,8 @@ def test_llamacpp_keeps_own_integers_or_refuses_inexact_scales(case: str, tmp_pa
     with open_gguf_tensors(tmp_path / "out" / WEIGHTS) as stored:
         for name, held in expected.items():
             found = stored.integers(name, slice(None))
-            assert_same(found.integers, found.scales, held)
+            assert_same(found.integers - np.int16(8) * (found.minima is not None), found.scales, held)
+            assert np.array_equal(stored.floats(name), held.floats)
 
 
 @pytest.mark.llamacpp
@@ -241,7 +277,7 @@ def test_other_targets_keep_own_integers(target: str, case: str, tmp_path: Path)
                 words = np.ascontiguousarray(stored.array(name)).view(np.uint8)
                 scales, biases = (stored.floats(f"{module}.{part}") for part in ("scales", "biases"))
                 assert_same(unpack(words, bits, held.integers.shape[1]), scales, held)
-                assert np.array_equal(biases, -(2.0 ** (bits - 1)) * scales)
+                assert case in WITH_MINIMA or np.array_equal(biases, -(2.0 ** (bits - 1)) * scales)
 
 
 def exported(target: str, weights: NeutralWeights, folder: Path) -> tuple[Plan, Path]:
@@ -264,7 +300,7 @@ def test_an_mlx_artifact_is_a_source_of_the_same_integers(tmp_path: Path) -> Non
         assert_same(again.integers(name[:-7]), again.scales(name[:-7]), held)
 
 
-@pytest.mark.parametrize("case", ["GPTQ", "W8A16 in groups", "Q4_0"])
+@pytest.mark.parametrize("case", ["GPTQ", "W8A16 in groups", "Q4_0", "AWQ"])
 def test_executorch_refuses_unsupported_integers_by_name(case: str, tmp_path: Path) -> None:
     from edgekit_executorch.capabilities import capabilities
 

@@ -116,7 +116,7 @@ def _in_words(recipe: Recipe, tensors: Iterable[Tensor]) -> str:
         else:
             bits, scales = stored.kind.removeprefix("s"), _SCALES[stored.scales]
             shared = f"groups of {stored.group}, {scales} scales" if stored.group else f"one {scales} scale a row"
-            words = f"{bits}-bit symmetric, {shared}"
+            words = f"{bits}-bit {'with minima' if stored.minima else 'symmetric'}, {shared}"
         counts[words] = counts.get(words, 0) + 1
     if len(counts) == 1:
         return next(iter(counts))

@@ -1,7 +1,7 @@
-"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ, MLX, MXFP4. Pure data.
+"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ, AWQ, MLX, MXFP4.
 
-Only integer × scale is supported, and MXFP4 for the experts of gpt-oss. Everything else is refused by name: integer
-activations, zero points, column orders, 8-bit floats, sparsity, and unknown keys.
+Only integers in groups are supported, and MXFP4 for the experts of gpt-oss. Everything else is refused by name: integer
+activations, column orders, 8-bit floats, sparsity, and unknown keys.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _GPTQ_NOTES = (
     "exllama_config", "disable_exllama", "offload_to_disk", "offload_to_disk_path", "pack_impl",
 )  # fmt: skip
 _GPTQ_ABSENT = ("dynamic", "adapter", "rotation", "is_marlin_format")
+_AWQ_NOTES = ("quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert")
 _MLX_KEYS = ("group_size", "bits", "mode")
 
 
@@ -49,10 +50,12 @@ def quant_scheme(fields: Fields) -> QuantScheme | None:
         return _compressed(section)
     if method == "gptq":
         return _gptq(section)
+    if method == "awq":
+        return _awq(section)
     if method == "mxfp4" and fields.get("model_type") == "gpt_oss":  # of other families no such stacks are known
         _refuse_unknown(section, ("quant_method", "modules_to_not_convert"), ("dequantize",))
         return QuantScheme("mxfp4", (StoredGroups(4, 32),))
-    raise section.unsupported("quant_method", f"{_FIX}, or one of compressed-tensors, gptq and MLX's affine")
+    raise section.unsupported("quant_method", f"{_FIX}, or one of compressed-tensors, gptq, awq and MLX's affine")
 
 
 def _compressed(section: Fields) -> QuantScheme:
@@ -67,6 +70,7 @@ def _compressed(section: Fields) -> QuantScheme:
     if len(names) > _MAX_GROUPS:
         raise section.refusal("config_groups", f"has more than {_MAX_GROUPS} groups; correct the file")
     found: list[StoredGroups] = []
+    symmetric = True
     for name in names:
         group = groups.section(name)
         if group is None:
@@ -75,18 +79,22 @@ def _compressed(section: Fields) -> QuantScheme:
         if group.text("format", outer) != "pack-quantized":
             raise group.unsupported("format", f"{_FIX}, or pack-quantized")
         found.append(_compressed_group(group))
-    return QuantScheme("compressed-tensors", tuple(dict.fromkeys(found)))
+        symmetric = symmetric and _weights(group).flag("symmetric", True)
+    return QuantScheme("compressed-tensors", tuple(dict.fromkeys(found)), symmetric=symmetric)
 
 
-def _compressed_group(group: Fields) -> StoredGroups:
+def _weights(group: Fields) -> Fields:
     weights = group.section("weights")
     if weights is None:
         raise group.missing("weights")
+    return weights
+
+
+def _compressed_group(group: Fields) -> StoredGroups:
+    weights = _weights(group)
     _refuse_unknown(weights, _WEIGHT_NOTES, ("block_structure",))
     if weights.text("type", "int") != "int":
         raise weights.unsupported("type", f"{_FIX}, or integers")
-    if not weights.flag("symmetric", True):
-        raise weights.unsupported("symmetric", f"is a zero point for each group, which {_FIX}")
     if weights.get("dynamic") not in (None, False):
         raise weights.unsupported("dynamic", _FIX)
     if weights.get("actorder") not in (None, False, "weight", "static"):
@@ -102,8 +110,6 @@ def _compressed_group(group: Fields) -> StoredGroups:
 
 def _gptq(section: Fields) -> QuantScheme:
     _refuse_unknown(section, _GPTQ_NOTES, _GPTQ_ABSENT)
-    if not section.flag("sym", True):
-        raise section.unsupported("sym", f"is a zero point for each group, which {_FIX}")
     if section.text("pack_dtype", "int32") != "int32":
         raise section.unsupported("pack_dtype", f"{_FIX}, or int32")
     version = section.text("checkpoint_format", section.text("format", "gptq"))
@@ -113,7 +119,19 @@ def _gptq(section: Fields) -> QuantScheme:
     size = section.get("group_size")
     group = None if size == -1 else section.count("group_size", _MAX_GROUP)
     # desc_act is allowed, because with static groups the stored order is the natural one; others are refused later.
-    return QuantScheme("gptq", (StoredGroups(bits, group),), zero=(1 << (bits - 1)) - (version == "gptq"))
+    symmetric = section.flag("sym", True)
+    return QuantScheme("gptq", (StoredGroups(bits, group),), zero_less=int(version == "gptq"), symmetric=symmetric)
+
+
+def _awq(section: Fields) -> QuantScheme:
+    _refuse_unknown(section, _AWQ_NOTES, ())
+    if section.text("version", "gemm").lower() != "gemm":
+        raise section.unsupported("version", f"{_FIX}, or gemm")
+    bits = _bits(section, "bits")
+    if bits != 4:
+        raise section.unsupported("bits", f"{_FIX}, or 4 bits")
+    group = section.count("group_size", _MAX_GROUP)
+    return QuantScheme("awq", (StoredGroups(bits, group),), symmetric=not section.flag("zero_point", True))
 
 
 def _mlx(section: Fields) -> QuantScheme:
@@ -133,7 +151,7 @@ def _mlx(section: Fields) -> QuantScheme:
             raise section.unsupported(name, f"{_FIX}; known are bits with group_size, true and false")
         _refuse_unknown(module, _MLX_KEYS, ())
         modules[name] = _mlx_group(module)
-    return QuantScheme("mlx", (_mlx_group(section),), modules)
+    return QuantScheme("mlx", (_mlx_group(section),), modules, symmetric=False)
 
 
 def _mlx_group(fields: Fields) -> StoredGroups:

@@ -17,7 +17,7 @@ std::string shown(const std::vector<int64_t>& shape) {
 
 namespace {
 
-enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kInputs };
+enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kOffsets, kInputs };
 constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
 constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
 constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
@@ -45,14 +45,18 @@ class ProductNode : public Node {
     const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", {kFloat}, {outputs}).data);
     require(values && scales.data, "B or scales are missing");
     require(!has_input(info, kOrder), "g_idx is not supported, the graph must not have it");
+    const auto* offsets = static_cast<const uint16_t*>(
+        constant(info, kOffsets, "offsets", {kHalf}, is_packed ? Shape{bands, blocks, kWide} : Shape{outputs, blocks})
+            .data);
     require(!is_packed || !zeros, "packed weights have no zero_points");
     if (bias) weights_.bias.assign(bias, bias + outputs);
     if (is_packed) {
       weights_.values = static_cast<const uint8_t*>(values);
       weights_.scales = scales.data;
       weights_.halves = scales.element == kHalf;
+      weights_.offsets = offsets;
     } else {
-      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, weights_);
+      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, offsets, weights_);
     }
   }
 
@@ -148,6 +152,7 @@ struct ProductOp : NodeOp {
     input_count = [](const CustomOp*) { return size_t{kInputs}; };
     input_type = [](const CustomOp*, size_t index) -> int {
       if (index == kScales) return kUndefined;  // any, which the kernel checks
+      if (index == kOffsets) return kHalf;
       return index == kOrder ? kInt32 : index == kValues || index == kZeros ? kUInt8 : kFloat;
     };
     input_presence = [](const CustomOp*, size_t index) -> int { return index < kZeros ? kRequired : kOptional; };

@@ -73,13 +73,30 @@ void quantise_plain(const float* from, size_t inputs, int block, const Rows& to,
   quantise_row(from, inputs, block, to, factor);
 }
 
-INLINE float scale_plain(const Part& part, size_t place) {
-  if (!part.halves) return static_cast<const float*>(part.scales)[place];
-  const uint32_t half = static_cast<const uint16_t*>(part.scales)[place];
+INLINE float float_of(uint32_t half) {
   const uint32_t bits = (half & 0x8000) << 16 | (half & 0x7fff) << 13;
   float small;  // 2^112 times too small, since exponents begin elsewhere
   std::memcpy(&small, &bits, sizeof small);
   return small * 0x1p112f;
+}
+
+INLINE float scale_plain(const Part& part, size_t place) {
+  return part.halves ? float_of(static_cast<const uint16_t*>(part.scales)[place])
+                     : static_cast<const float*>(part.scales)[place];
+}
+
+INLINE float block_sum(const Rows& rows, size_t row, size_t block, int32_t factor) {
+  const size_t place = row * rows.blocks + block;
+  return static_cast<float>(rows.mends[place] / factor) * rows.scales[place];
+}
+
+void add_offsets_plain(const uint16_t* offsets, const Rows& rows, size_t count, int32_t factor, float* out,
+                       size_t stride) {
+  for (size_t m = 0; m < count; m++, out += stride)
+    for (size_t at = 0; at < rows.blocks; at++) {
+      const float sum = block_sum(rows, m, at, factor);
+      for (int c = 0; c < kWide; c++) out[c] = std::fma(float_of(offsets[at * kWide + c]), sum, out[c]);
+    }
 }
 
 template <bool kNibbles>
@@ -111,7 +128,7 @@ void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out
   }
 }
 
-constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>};
+constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>, add_offsets_plain};
 
 #if defined(__x86_64__)
 
@@ -129,6 +146,22 @@ AVX2 INLINE __m256 scale_avx2(const Part& part, size_t place) {
   if (!part.halves) return _mm256_loadu_ps(static_cast<const float*>(part.scales) + place);
   const uint16_t* halves = static_cast<const uint16_t*>(part.scales) + place;
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
+AVX2 void add_offsets_avx2(const uint16_t* offsets, const Rows& rows, size_t count, int32_t factor, float* out,
+                           size_t stride) {
+  for (size_t m = 0; m < count; m++, out += stride) {
+    __m256 total[kWide / 8];
+    for (int c = 0; c < kWide / 8; c++) total[c] = _mm256_loadu_ps(out + c * 8);
+    for (size_t at = 0; at < rows.blocks; at++) {
+      const __m256 sum = _mm256_set1_ps(block_sum(rows, m, at, factor));
+      for (int c = 0; c < kWide / 8; c++) {
+        const auto* halves = reinterpret_cast<const __m128i*>(offsets + at * kWide + c * 8);
+        total[c] = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves)), sum, total[c]);
+      }
+    }
+    for (int c = 0; c < kWide / 8; c++) _mm256_storeu_ps(out + c * 8, total[c]);
+  }
 }
 
 // AVX-VNNI's form of the instruction, for which compilers want a target of its own.
@@ -431,15 +464,15 @@ bool has_tiles() {
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-constexpr Path kAmx = {"avx512amx", quantise_vnni, multiply_amx<true>, multiply_amx<false>};
+constexpr Path kAmx = {"avx512amx", quantise_vnni, multiply_amx<true>, multiply_amx<false>, add_offsets_avx2};
 #endif
 
 constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>, 6>,
-                        multiply_tiles<kAvx2Tiles<false, false>, 6>};
+                        multiply_tiles<kAvx2Tiles<false, false>, 6>, add_offsets_avx2};
 constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>, 5>,
-                           multiply_tiles<kAvx2Tiles<false, true>, 5>};
+                           multiply_tiles<kAvx2Tiles<false, true>, 5>, add_offsets_avx2};
 constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>, 6>,
-                        multiply_tiles<kVnniTiles<false>, 6>};
+                        multiply_tiles<kVnniTiles<false>, 6>, add_offsets_avx2};
 
 bool has(const Path& path) {
   __builtin_cpu_init();
@@ -473,10 +506,11 @@ const Path* path_named(const char* name) {
   return nullptr;
 }
 
-void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weights& made) {
+void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, const uint16_t* offsets, Weights& made) {
   made.own_values.assign(made.bands() * made.band_bytes(), 0);
   made.own_scales.assign(made.bands() * made.blocks * kWide, 0.f);
   if (zeros) made.own_zeros.assign(made.own_scales.size(), 0);
+  if (offsets) made.own_offsets.assign(made.own_scales.size(), 0);
   const size_t row_bytes = made.padded() * made.bits / 8, zero_bytes = (made.blocks * made.bits + 7) / 8;
   for (size_t n = 0; n < made.outputs; n++) {
     const size_t column = n % kWide, band = n / kWide;
@@ -494,6 +528,7 @@ void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weig
     for (size_t at = 0; at < made.blocks; at++) {
       const size_t place = (band * made.blocks + at) * kWide + column;
       made.own_scales[place] = scales[n * made.blocks + at];
+      if (offsets) made.own_offsets[place] = offsets[n * made.blocks + at];
       if (!zeros) continue;
       const uint8_t* row = zeros + n * zero_bytes;
       made.own_zeros[place] = made.bits == 8 ? row[at] : row[at / 2] >> (at % 2 * 4) & 15;
@@ -502,12 +537,14 @@ void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weig
   made.values = made.own_values.data();
   made.scales = made.own_scales.data();
   if (zeros) made.zeros = made.own_zeros.data();
+  if (offsets) made.offsets = made.own_offsets.data();
 }
 
+int32_t Product::factor() const { return weights->zeros ? -1 : -(1 << (weights->bits - 1)); }
+
 void Product::quantise(size_t first, size_t last) const {
-  const int32_t factor = !weights->zeros ? -(1 << (weights->bits - 1)) : -1;
   for (size_t row = first; row < last; row++)
-    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0), factor);
+    path->quantise(input + row * weights->inputs, weights->inputs, weights->block, rows.from(row, 0, 0), factor());
 }
 
 void Product::multiply(size_t band, size_t first, size_t last) const {
@@ -533,6 +570,7 @@ void Product::multiply(size_t band, size_t first, size_t last) const {
                        w.block};
     (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
   }
+  if (w.offsets) path->add_offsets(w.offsets + place, rows.from(first, 0, 0), count, factor(), out, stride);
   if (!w.bias.empty())
     for (size_t m = 0; m < count; m++)
       for (size_t c = 0; c < left; c++) out[m * stride + c] += w.bias[band * kWide + c];

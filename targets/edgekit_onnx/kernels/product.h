@@ -24,17 +24,20 @@ struct Weights {
   const void* scales = nullptr;    // `kWide` for each block
   bool halves = false;             // scales have 16 bits
   const uint8_t* zeros = nullptr;  // as many; null where all are in the middle
+  const uint16_t* offsets = nullptr;  // as many, of 16 bits: added to each weight of a block; may be null
   std::vector<float> bias;
   std::vector<uint8_t> own_values, own_zeros;  // where the graph does not hold this order itself
   std::vector<float> own_scales;
+  std::vector<uint16_t> own_offsets;
 
   size_t padded() const { return blocks * block; }
   size_t bands() const { return (outputs + kWide - 1) / kWide; }
   size_t band_bytes() const { return padded() * kWide * bits / 8; }
 };
 
-// Gives `to` the arrays of a graph in the layout of MatMulNBits, whose sizes are checked already; `zeros` may be null.
-void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, Weights& to);
+// Gives `to` the arrays of a graph in the layout of MatMulNBits, whose sizes are checked already; `zeros` and `offsets`
+// may be null.
+void pack(const uint8_t* values, const float* scales, const uint8_t* zeros, const uint16_t* offsets, Weights& to);
 
 // Activations: 8-bit integers, and for each block a scale and what mends that weights are multiplied with their zero
 // point: minus the sum of its integers, times the zero point where all weights have the same.
@@ -64,11 +67,17 @@ using Quantise = void (*)(const float* from, size_t inputs, int block, const Row
 // Adds to `out`, or begins there, the products of `count` rows.
 using Multiply = void (*)(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins);
 
+// Adds to `kWide` outputs what is added to the weights of each block, times the sum of the block's activations;
+// `factor` is of the mends.
+using AddOffsets = void (*)(const uint16_t* offsets, const Rows& rows, size_t count, int32_t factor, float* out,
+                            size_t stride);
+
 // The functions for one kind of processor.
 struct Path {
   const char* name;
   Quantise quantise;
   Multiply nibbles, bytes;
+  AddOffsets add_offsets;
 };
 
 // The fastest path of this processor, or the named one; null if it lacks that.
@@ -83,6 +92,7 @@ struct Product {
   size_t count;
   float* output;
 
+  int32_t factor() const;  // of the mends
   void quantise(size_t first, size_t last) const;
   void multiply(size_t band, size_t first, size_t last) const;  // at most kPieceRows
 };

@@ -77,7 +77,9 @@ def demo(kernels: ProductKernels, tmp_path_factory: pytest.TempPathFactory) -> P
     return place if place.exists() else export_demo(place)
 
 
-def weights(outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = False, bias: bool = False) -> Arrays:
+def weights(
+    outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = False, bias: bool = False, offsets: bool = False
+) -> Arrays:
     random, blocks = np.random.default_rng(outputs), -(-inputs // block)
     made: Arrays = {
         "B": random.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8),
@@ -87,11 +89,14 @@ def weights(outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = F
         made["zero_points"] = random.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
     if bias:
         made["bias"] = random.standard_normal(outputs, np.float32)
+    if offsets:
+        made["offsets"] = (random.standard_normal((outputs, blocks)) / 16).astype(np.float16)
     return made
 
 
 def graph(stored: Arrays, **attributes: int) -> bytes:
-    names = ["A", *(name if name in stored else "" for name in ("B", "scales", "zero_points", "g_idx", "bias"))]
+    inputs = ("B", "scales", "zero_points", "g_idx", "bias", "offsets")
+    names = ["A", *(name if name in stored else "" for name in inputs)]
     node = helper.make_node("MatMulNBits", names, ["Y"], domain="com.microsoft", accuracy_level=4, **attributes)
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", None]) for name in ("A", "Y")]
     constants = [numpy_helper.from_array(array, name) for name, array in stored.items()]
@@ -128,6 +133,10 @@ def reference(x: NDArray[np.float32], stored: Arrays, bits: int, block: int) -> 
         whole = np.rint(padded[:, at] * (f32(127) / most)).astype(np.int64) @ (values[:, at] - zeros[:, at, None]).T
         product = whole.astype(f32) * scales[:, at]
         total = (product.astype(np.float64) * (most / f32(127)) + total).astype(f32)  # one rounding
+    for at in range(blocks if "offsets" in stored else 0):
+        most = np.abs(padded[:, at]).max(-1, keepdims=True)
+        sums = np.rint(padded[:, at] * (f32(127) / most)).sum(-1, keepdims=True).astype(f32) * (most / f32(127))
+        total = (stored["offsets"][:, at].astype(np.float64) * sums + total).astype(f32)
     return total + stored["bias"] if "bias" in stored else total
 
 
@@ -137,13 +146,19 @@ def reference(x: NDArray[np.float32], stored: Arrays, bits: int, block: int) -> 
 def test_every_path_has_the_bits_of_the_reference(
     kernels: ProductKernels, take: Callable[[str], bool], bits: int, block: int, zeros: bool
 ) -> None:
-    for outputs, inputs, bias in ((1, 1, False), (33, 200, True), (64, 1152, False)):
-        stored = weights(outputs, inputs, bits, block, zeros=zeros, bias=bias)
+    for outputs, inputs, more in (
+        (1, 1, {}),
+        (33, 200, {"bias": True, "offsets": True}),
+        (64, 1152, {"offsets": True}),
+    ):
+        stored = weights(outputs, inputs, bits, block, zeros=zeros, **more)
         sizes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
         opened = [session(kernels, graph(stored, **sizes))]
         if not zeros:
             scales = packed_scales(stored["scales"]).astype(np.float16)
             ordered = {**stored, "B": packed_values(stored["B"], bits), "scales": scales}
+            if more:
+                ordered["offsets"] = packed_scales(stored["offsets"])
             opened.append(session(kernels, graph(ordered, packed=1, **sizes)))
         x = np.random.default_rng(bits).standard_normal((45, inputs)).astype(np.float32)
         expected = reference(x, stored, bits, block)
