@@ -28,11 +28,6 @@ class RunOptions(Frozen):
     output: Annotated[Path | None, Option(short="o")] = Field(
         default=None, description="The file for the batch's answers; prompts that it answers already are skipped."
     )
-    ray: Annotated[str | None, Option(metavar="ADDRESS")] = Field(
-        default=None,
-        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory applies to"
-        " each worker.",
-    )
     native: bool = Field(
         default=False,
         description="Generate with the native library (edgekit-native) instead of the Python loop; for artifacts of"

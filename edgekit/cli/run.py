@@ -26,7 +26,6 @@ from edgekit.cli._answers import (
 )
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._batch import answers_to, questions
-from edgekit.cli._batch_on_ray import answer_on_ray, check_output_of_batch
 from edgekit.cli._console import wrapped
 from edgekit.cli._lines import exit_code, work_through
 from edgekit.cli._native import answer_natively, refuse_what_native_lacks
@@ -85,7 +84,7 @@ def command(
     )
     if choice.batch is not None:
         return _batch(model, prompt, choice.batch, given)
-    for name, value in (("--output", choice.output), ("--sequences", opening.sequences), ("--ray", choice.ray)):
+    for name, value in (("--output", choice.output), ("--sequences", opening.sequences)):
         if value is not None:
             raise InvalidInput(f"{name}: belongs to --batch FILE")
     if prompt is None:
@@ -134,8 +133,6 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
         if value:
             raise InvalidInput(f"{name}: belongs to one answer; a batch has `prompt` or `messages` in each line")
     artifact = artifact_for(model, given.opening)
-    if choice.ray is not None:
-        return _batch_on_ray(artifact, file, choice.ray, given)
     lines = questions(file)
     with opened(artifact, given.opening, given.answering) as runtime, progress_display() as progress:
         began = perf_counter()
@@ -144,21 +141,6 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
             failed = work_through(lines, answers, work, progress, "answers")
         if choice.stats:
             click.echo(show_metrics(runtime, perf_counter() - began), err=True)
-    return exit_code(failed, "an answer")
-
-
-def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments) -> int:
-    choice, answering = given.choice, given.answering
-    for name, value in (
-        ("--adapter", answering.adapters),
-        ("--prefixes", answering.prefixes),
-        ("--stats", choice.stats),
-    ):
-        if value:
-            raise InvalidInput(f"{name}: belongs to a batch in one process; leave out {name}, or --ray")
-    output = check_output_of_batch(choice.output)
-    with progress_display() as progress:
-        failed = answer_on_ray(address, artifact, file, output, given.opening, given.generation, progress)
     return exit_code(failed, "an answer")
 
 

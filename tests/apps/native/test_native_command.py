@@ -33,7 +33,7 @@ ONLY_IN_PYTHON: dict[str, tuple[str, ...]] = {
     "--memory": ("1GiB",), "--kv-bits": ("8",),
     "--schema": ("s.json",), "--regex": ("a+",), "--grammar": ("g.lark",),
     "--prefixes": ("p",), "--adapter": ("a=b",), "--batch": ("b.jsonl",),
-    "--ray": ("auto",), "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
+    "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
 }  # fmt: skip
 
 
