@@ -355,14 +355,13 @@ class LabStores(fuzzing.JsonFormat):
         path = folder / "lab.sqlite"
         with LabStore(path) as store:
             lab = lab_of(folder, 1)
-            runs = [begun(store, lab), begun(store, lab)]
-            for run in runs:
+            self._runs = [begun(store, lab), begun(store, lab)]
+            for run in self._runs:
                 while (taken := store.take(run, "device-0", 1.0)) is not None:
                     entry, number = taken
                     made = measurement([100.0, 101.0, 99.0])
                     store.end(run, entry.id, number, AttemptEnd("measured", "done", result=made), 2.0)
                 store.finish(run, 3.0)
-            store.set_baseline(lab.name, runs[0])
         self.add(path)
         self._base = sqlite3.connect(":memory:")
         self._base.deserialize(self._rollback_mode(self.wholes[path]))
@@ -400,8 +399,7 @@ class LabStores(fuzzing.JsonFormat):
             path.with_name(path.name + name).unlink(missing_ok=True)
         with LabStore(path) as store:
             for info in store.history():
-                lab = store.lab(info.id)
-                rows = list(rows_of(store, info.id, store.baseline(lab.name)))
+                rows = list(rows_of(store, info.id, self._runs[0]))
                 report_of(store, info.id, rows, None)
                 junit(store, info.id, rows)
                 for entry, _ in store.entries(info.id):

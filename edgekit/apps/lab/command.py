@@ -141,6 +141,8 @@ def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsF
     files.check()
     with _opened(kept_in.store) as kept:
         lab = read_lab(file)
+        if lab.baseline is not None:
+            kept.info(lab.baseline)  # an unknown one is refused before hours of work
         if choice.resume is None:
             name = new_run()
             kept.begin(name, lab, entries_of(lab, _artifacts(lab)), time())
@@ -203,22 +205,6 @@ def compare(before: str, after: str, kept_in: RunsFile, as_json: bool) -> int:
                     where = f"{row.entry.device:<16} {artifact} #{row.entry.repeat}, {one.workload}, {one.case}"
                     click.echo(f"{where}: {one.metric} {one.verdict} {change} {one.why}")
     return 5 if exit_code(rows) == 5 else 0
-
-
-@command.group()
-def baseline() -> None:
-    """Choose the run that later runs are compared with."""
-
-
-@baseline.command("set")
-@click.argument("name", metavar="RUN")
-@_store
-def baseline_set(name: str, kept_in: RunsFile) -> None:
-    """Compare later runs of the same lab with RUN."""
-    with _opened(kept_in.store) as kept:
-        lab = kept.info(name).lab
-        kept.set_baseline(lab, name)
-        click.echo(f"{lab}: later runs are compared with {name}")
 
 
 @command.command("share")
@@ -292,9 +278,9 @@ def _newest(store: LabStore, lab: str) -> str:
 
 def _reported(store: LabStore, name: str, files: LabReportFiles, as_json: bool) -> int:
     from edgekit.apps.bench import markdown as as_markdown
-    from edgekit.apps.lab.report import baseline_of, exit_code, junit, report_of, rows_of
+    from edgekit.apps.lab.report import exit_code, junit, report_of, rows_of
 
-    against = baseline_of(store.lab(name), store, name)
+    against = store.lab(name).baseline
     rows = list(rows_of(store, name, against))
     report = report_of(store, name, rows, against)
     files.write(report, xml=lambda: junit(store, name, rows))

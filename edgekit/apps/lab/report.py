@@ -150,15 +150,6 @@ def junit(store: LabStore, run: str, rows: list[ReportRow]) -> bytes:
     return text
 
 
-def baseline_of(lab: Lab, store: LabStore, run: str) -> str | None:
-    """Return the baseline of `run`: the lab file's, else the one set in the store; None without one."""
-    chosen = lab.baseline or store.baseline(lab.name)
-    if chosen is None or chosen == run:
-        return None
-    store.info(chosen)
-    return chosen
-
-
 class _Baseline:
     """The entries of a baseline. An artifact of a changed plan is matched by its name without the plan's hash."""
 
@@ -242,7 +233,7 @@ def _notes(info: RunInfo, rows: list[ReportRow], baseline: str | None) -> Iterat
     verdicts = [row.verdict for row in rows]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
     yield f"{len(rows):,} {'cell' if len(rows) == 1 else 'cells'}: {counts}."
-    yield f"Compared with {baseline}." if baseline else "No baseline was set."
+    yield f"Compared with {baseline}." if baseline else "The lab's file names no baseline."
     if info.ended_at is None:
         yield "The run is not complete; `edgekit lab run --resume` continues it."
     if len(rows) > _MOST_SHOWN:

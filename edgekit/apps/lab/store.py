@@ -45,7 +45,6 @@ CREATE TABLE IF NOT EXISTS results (
   run TEXT NOT NULL, cell TEXT NOT NULL, measurement TEXT NOT NULL, received_at REAL NOT NULL,
   PRIMARY KEY (run, cell)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (artifact_sha256 TEXT PRIMARY KEY, plan TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS baselines (lab TEXT PRIMARY KEY, run TEXT NOT NULL);
 """
 
 
@@ -291,15 +290,6 @@ class LabStore:
             most,
         )
         return [(str(row[0]), self._row(row[1:], _ATTEMPT)) for row in rows]
-
-    def set_baseline(self, lab: str, run: str) -> None:
-        self.info(run)
-        with self._changing() as base:
-            base.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?)", (lab, run))
-
-    def baseline(self, lab: str) -> str | None:
-        rows = self._rows("SELECT run FROM baselines WHERE lab=?", lab)
-        return str(rows[0][0]) if rows else None
 
     def close(self) -> None:
         self._base.close()

@@ -103,7 +103,7 @@ def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> Non
 def test_a_regression_fails_the_build(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab_command("run", lab).return_value == 0
     first = json.loads(lab_command("history", "--json").output)["id"]
-    assert "later runs are compared with" in lab_command("baseline", "set", first).output
+    lab.write_text(with_baseline := LAB + f"baseline: {first}\n")
     usual = FakeDevice.usual
     monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, speed=70.0, **known))
     worse = lab_command("run", lab)
@@ -112,7 +112,7 @@ def test_a_regression_fails_the_build(lab: Path, monkeypatch: pytest.MonkeyPatch
     compared = lab_command("compare", first, second)
     assert compared.return_value == 5 and "decode_tokens_per_s worse -30.0%" in compared.output
     assert lab_command("compare", second, first).return_value == 0
-    lab.write_text(LAB + "thresholds: [{metric: decode_tokens_per_s, worse_by: 0.4}]\n")
+    lab.write_text(with_baseline + "thresholds: [{metric: decode_tokens_per_s, worse_by: 0.4}]\n")
     assert lab_command("run", lab).return_value == 0
 
 
@@ -180,6 +180,7 @@ def test_what_a_run_measured_is_shared_and_comes_back_as_a_profile(lab: Path, mo
         "no artifact there": (("[one, two]", "[three]"), "three"),
         "an unknown workload": (("[quick]", "[quack]"), "quack"),
         "an unknown kind": (("kind: fake", "kind: cloud"), "cloud"),
+        "an unknown baseline": (("repeats: 1", "baseline: 20260101-000000-000000"), "20260101-000000-000000"),
         "a newer version": (("version: 1", "version: 2"), "version"),
     }.items(),
     ids=lambda case: case if isinstance(case, str) else "",
