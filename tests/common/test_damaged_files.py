@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fuzzing
 import pytest
+from fake_artifacts import install
 from stored_formats import FORMATS
 
 from edgekit.common import files, system
@@ -34,8 +35,7 @@ NEVER_REFUSED = {name for name in FORMATS if name.startswith("fact-")} | {"answe
 def test_damaged_files_are_read_or_refused_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "path", sys.path[:])  # where some formats put the fake target
+    install(tmp_path / "site", monkeypatch)
     seen = Counter(fuzzing.outcomes(FORMATS[name](tmp_path), COUNTS[name], seed=0, kept=tmp_path))
     assert sum(seen.values()) == COUNTS[name]
     assert seen["read"] > COUNTS[name] // 100, "some changes do no harm"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,4 +44,3 @@ def install(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.syspath_prepend(str(folder))
     patch.setenv("PYTHONPATH", str(folder))
     patch.setenv("EDGEKIT_HOME", str(folder / "home"))
-    assert str(folder) in sys.path

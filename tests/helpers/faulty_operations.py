@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import published
+import pytest
 import tiny_models
+from fake_artifacts import install
 from fault_points import Operation
 from lab_fakes import QUICK, fakes, lab_of
 from measured import fake
@@ -27,7 +28,6 @@ from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.pipeline import neutral_weights
-from edgekit.testing import install_fake_target
 
 _KEYS = ["0" * 64, "1" * 64, "2" * 64]
 
@@ -35,8 +35,7 @@ _KEYS = ["0" * 64, "1" * 64, "2" * 64]
 def operations(shared: Path) -> dict[str, Operation]:
     """The operations over a tiny model in `shared`, which they only read."""
     shared.mkdir(parents=True)
-    install_fake_target(shared / "site")
-    sys.path.insert(0, str(shared / "site"))
+    install(shared / "site", pytest.MonkeyPatch())
     model = tiny_models.write_tiny(shared / "tiny", layers=1)
     fake(shared / "fake.edgekit")
     lab = lab_of(shared, 1)

@@ -30,14 +30,7 @@ from edgekit.cli import command
 from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import EdgekitError
-from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
-
-
-def install_fake(folder: Path, monkeypatch: Any) -> None:
-    """The fake target, for this process and for those that it starts."""
-    install_fake_target(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+from edgekit.testing import fake_artifact, fake_model, fake_plan
 
 
 def fake(folder: Path, *, seed: int = 0, context: int = 512, template: str = runtimes.TEMPLATE) -> Artifact:

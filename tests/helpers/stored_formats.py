@@ -12,6 +12,7 @@ import random
 import shutil
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -21,12 +22,14 @@ from unittest.mock import patch
 
 import fuzzing
 import gguf_mutations
+import pytest
 import runtimes
 import safetensors_files
 import tiny_encoders
 import tiny_models
 from certificates import Keys
 from edgekit_onnx.audit import audit
+from fake_artifacts import install
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
 from safetensors_files import entry
@@ -64,7 +67,7 @@ from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.generation.tool_calls import ToolCallReader
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation import costs
-from edgekit.testing import FakeEngine, install_fake_target, write_adapter
+from edgekit.testing import FakeEngine, write_adapter
 
 
 def check_plan(plan: Plan) -> None:
@@ -107,9 +110,6 @@ class Artifacts(fuzzing.JsonFormat):
                 self.add(path)
 
     def _make(self, folder: Path) -> None:
-        install_fake_target(folder / "site")
-        if str(folder / "site") not in sys.path:
-            sys.path.insert(0, str(folder / "site"))
         fake(folder / "a.edgekit")
 
     def read(self, path: Path) -> None:
@@ -351,7 +351,6 @@ class LabStores(fuzzing.JsonFormat):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        install_fake_target(folder / "site")
         path = folder / "lab.sqlite"
         with LabStore(path) as store:
             lab = lab_of(folder, 1)
@@ -472,20 +471,13 @@ def _exact(_: Path) -> Use:
     return use
 
 
-def _artifact(folder: Path) -> Path:
-    install_fake_target(folder / "site")
-    if str(folder / "site") not in sys.path:
-        sys.path.insert(0, str(folder / "site"))
-    return fake(folder / "a.edgekit")[0]
-
-
 def _verified(folder: Path) -> Use:
-    place = _artifact(folder)
+    place = fake(folder / "a.edgekit").folder
     return lambda: open_artifact(place)
 
 
 def _signature(folder: Path) -> Use:
-    artifact, key = open_artifact(_artifact(folder)), folder / "key.pem"
+    artifact, key = open_artifact(fake(folder / "a.edgekit").folder), folder / "key.pem"
     key.write_text("-----BEGIN PUBLIC KEY-----")
     (artifact.folder / signing.SIGNATURE).write_text("{}")
 
@@ -558,4 +550,5 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
 }
 
 if __name__ == "__main__":
+    install(Path(tempfile.mkdtemp()), pytest.MonkeyPatch())
     sys.exit(fuzzing.run(FORMATS, "Read damaged files of every stored format."))

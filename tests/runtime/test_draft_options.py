@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fake_artifacts import install
 from runtimes import codec
 
 import edgekit
@@ -19,16 +20,14 @@ from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, Unsupported
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.runtime.speculation.costs import known_costs
 from edgekit.runtime.speculation.ngram import LONGEST, Corpus, TextIndex
-from edgekit.testing import FakeEngine, fake_artifact, fake_model, fake_plan, install_fake_target
+from edgekit.testing import FakeEngine, fake_artifact, fake_model, fake_plan
 
 SIZE = codec().vocabulary
 
 
 @pytest.fixture(autouse=True)
 def _fake_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_fake_target(tmp_path / "site")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    install(tmp_path, monkeypatch)
 
 
 def tokenizer(change: Any = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import measured
 import pytest
 import runtimes
 import shapes
+from fake_artifacts import install
 from hypothesis import given, settings, strategies as st
 
 from edgekit import OpenOptions
@@ -72,8 +73,7 @@ class Arena:
 
 @pytest.fixture
 def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena:
-    measured.install_fake(tmp_path / "packages", monkeypatch)
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    install(tmp_path / "packages", monkeypatch)
     return Arena(tmp_path)
 
 

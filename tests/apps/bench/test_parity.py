@@ -8,6 +8,7 @@ import measured
 import numpy as np
 import pytest
 import tiny_models
+from fake_artifacts import install
 
 from edgekit import plugins
 from edgekit.apps.bench.parity import Parity, parity
@@ -136,7 +137,7 @@ def test_the_command_names_the_difference_and_fails(place: Path, tmp_path: Path)
 def test_a_target_that_cannot_unpack_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.testing import FakeTarget
 
-    measured.install_fake(tmp_path / "packages", monkeypatch)
+    install(tmp_path / "packages", monkeypatch)
     one, other = (measured.fake(tmp_path / name).folder for name in ("one", "other"))
     text = tiny_models.text_file(tmp_path)
     assert parity([one, other], text=text, tokens=64, progress=no_progress)[0].is_same

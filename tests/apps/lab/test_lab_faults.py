@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fake_artifacts import install
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
-from measured import fake, install_fake
+from measured import fake
 from ssh_hosts import answering, needs_ssh, servers
 
 from edgekit.apps.bench.report.markdown import markdown
@@ -186,7 +187,7 @@ def test_full_lab_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
 
 @is_root
 def test_a_local_measurement_needs_no_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_fake(tmp_path / "site", monkeypatch)
+    install(tmp_path / "site", monkeypatch)
     artifact = fake(tmp_path / "one")
     place = tmp_path / "disk"
     with small_disk(place, "4k"):

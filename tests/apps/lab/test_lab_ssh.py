@@ -12,8 +12,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from fake_artifacts import install
 from lab_fakes import QUICK, begun, lab_of
-from measured import fake, install_fake
+from measured import fake
 from ssh_hosts import Host, answering, needs_ssh, servers
 
 from edgekit.apps.lab.devices import DeviceSpec, connect
@@ -35,7 +36,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Host]]:
 def test_a_real_measurement_is_returned(
     start: Callable[[], Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_fake(tmp_path / "site", monkeypatch)
+    install(tmp_path / "site", monkeypatch)
     artifact = fake(tmp_path / "one")
     spec = start().spec("host", python=sys.executable, repeats=1, loads=1)
     device = connect(
