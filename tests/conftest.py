@@ -79,7 +79,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let weights be packed and this machine's speed be measured in processes of their own, as outside of tests."""
+    """Let weights be packed and this machine's speed be measured in separate processes, as outside of tests."""
     for (module, name), function in IN_CHILDREN.items():
         monkeypatch.setattr(module, name, function)
 

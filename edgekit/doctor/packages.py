@@ -50,7 +50,7 @@ def extras(needed: list[str] | None = None, installed: Installed = version_of) -
 
 
 def _requirements(lines: list[str], extra: str) -> Iterator[Requirement]:
-    """Yield the requirements of an extra; an empty text: those of the package itself."""
+    """Yield what an extra requires; with an empty name, what the package itself requires."""
     for line in lines:
         try:
             requirement = Requirement(line)

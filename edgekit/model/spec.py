@@ -185,7 +185,7 @@ def _count_parameters(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=4)
 def _tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    # A planner walks over the tensors of one model dozens of times; those of experts are thousands.
+    # A planner walks over the tensors of one model dozens of times, and a model of experts has thousands.
     return tuple(_stored_tensors(model))
 
 

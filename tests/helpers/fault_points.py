@@ -3,7 +3,7 @@
     python tests/helpers/fault_points.py --operation export --call rename
 
 `faults.c` is preloaded and lets one call fail: open, write, fsync, rename, mmap, fork, the start of a thread, or an
-allocation of 16 KiB and more. Each case runs in a process of its own. Afterwards whatever can be opened must be whole,
+allocation of 16 KiB and more. Each case runs in a separate process. Afterwards whatever can be opened must be whole,
 the same operation again must end in the bytes of an unbroken run with no other file, and no process is left.
 """
 

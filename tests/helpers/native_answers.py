@@ -1,4 +1,4 @@
-"""Answers prompts with a native library in a process of its own: two copies of ExecuTorch do not live in one process.
+"""Answers prompts with a native library in a separate process: two copies of ExecuTorch do not live in one process.
 
 python tests/helpers/native_answers.py LIBRARY ARTIFACT OPERATORS is-exact|is-not < requests.json > answers.json
 """

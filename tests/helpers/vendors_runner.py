@@ -1,4 +1,4 @@
-"""Texts that ExecuTorch's own runner of language models writes, in a process of its own.
+"""Texts that ExecuTorch's own runner of language models writes, in a separate process.
 
 python tests/helpers/vendors_runner.py ARTIFACT TOKENS PROMPT...
 """

@@ -93,7 +93,7 @@ def test_closing_while_a_long_prompt_is_read_ends_within_a_second(artifact: Path
 
 
 def test_memory_is_as_predicted(artifact: Path) -> None:
-    """In a process of its own, with 700 tokens in the cache."""
+    """In a separate process, with 700 tokens in the cache."""
     prompt = " ".join(f"{number} apples" for number in range(170))
     out = edgekit("run", artifact, prompt, "--raw", "--context", "1024", "--max-tokens", "8", "--json")
     memory = json.loads(out)["statistics"]["memory"]
@@ -107,7 +107,7 @@ def test_memory_is_as_predicted(artifact: Path) -> None:
 
 @pytest.mark.parametrize("context", [128, 256])
 def test_opening_a_small_context_takes_no_more_than_predicted(artifact: Path, context: int) -> None:
-    """In a process of its own: opening's peak lies above all that so small a cache takes later."""
+    """In a separate process: opening's peak lies above all that so small a cache takes later."""
     api.open(artifact, context=context).close()  # packs the weights, once a machine
     asked = {"context": context, "sequences": 1}
     found = memory_contract.measured(artifact, asked, memory_contract.CAP)

@@ -96,7 +96,7 @@ def check_many_drafted_prompts(open_engine: Callable[[], Engine], count: int = 5
 
 
 def check_drafts_change_no_text(open_engine: Callable[[], Engine]) -> None:
-    """Proposals that are often right and often wrong, and those of a text that repeats itself, change no text.
+    """Proposals change no text: not when often right and often wrong, and not in a text that repeats itself.
 
     The engine is exact and has the vocabulary of `codec()`.
     """

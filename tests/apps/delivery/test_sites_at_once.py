@@ -131,7 +131,7 @@ class Ending(NamedTuple):
 class Command(NamedTuple):
     """`run` gets a folder and a name that no other process has; `refusal` is the only line with which it may refuse.
 
-    Each runs in a process of its own, forked from this one, and both begin at the same moment.
+    Each runs in a separate process, forked from this one, and both begin at the same moment.
     """
 
     run: Callable[[Path, str], None]

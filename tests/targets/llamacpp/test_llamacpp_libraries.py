@@ -28,7 +28,7 @@ OPEN = LOAD.replace("load()", "opened()")  # without a trial
 
 
 def loaded(script: str = LOAD, **settings: str) -> str:
-    """The last line that a process of its own prints, its error included."""
+    """The last line that a separate process prints, its error included."""
     return printed(script, **settings)[-1]
 
 
