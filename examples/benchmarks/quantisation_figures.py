@@ -202,7 +202,8 @@ def getter(weights: NeutralWeights) -> GetTensor:
 def quantised_file(source: ModelSource, name: str, quantise: str, folder: Path) -> Path:
     """The model in the format `name`, with an importance matrix; made once and kept in `folder`."""
     importance = _importance_file(source, folder)
-    return _run_quantiser([quantise, "--imatrix", str(importance)], _float_file(source, folder), name, source, folder)
+    words = [quantise, "--imatrix", str(importance), "--hide-imatrix"]
+    return _run_quantiser(words, _float_file(source, folder), name, source, folder)
 
 
 def _run_quantiser(words: list[str], read: Path, name: str, source: ModelSource, folder: Path) -> Path:
@@ -210,7 +211,7 @@ def _run_quantiser(words: list[str], read: Path, name: str, source: ModelSource,
     file = folder / f"{source.name}-{name}.gguf"
     if not file.exists():
         part = file.with_suffix(".part")
-        words = [*words, "--hide-imatrix", "--allow-requantize", str(read), str(part), name.rpartition(" ")[2], "1"]
+        words = [*words, "--allow-requantize", str(read), str(part), name.rpartition(" ")[2], "1"]
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise SystemExit(f"llama-quantize did not make {name} of {source.name}:\n{done.stderr[-2000:]}")
@@ -248,17 +249,21 @@ def _float_file(source: ModelSource, folder: Path) -> Path:
     return file
 
 
-def floats_and_bytes(
-    source: ModelSource, name: str, quantise: str, folder: Path
-) -> tuple[dict[str, torch.Tensor], int]:
-    """The weights in the format `name` as floats, under the source's names, and the bytes that they take there."""
-    file = quantised_file(source, name, quantise, folder)
-    back = _run_quantiser([quantise], file, f"{name} as F32", source, folder)
+def floats_in(file: Path, source: ModelSource, quantise: str, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a quantised file as floats, under the source's names."""
+    back = _run_quantiser([quantise], file, f"{file.stem} as F32", source, folder)
     with open_gguf_tensors(back) as stored:
         floats = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in source.spec.tensors()}
-        header = back.stat().st_size - sum(entry.bytes for entry in stored.entries.values())
     back.unlink()
-    return floats, file.stat().st_size - header
+    return floats
+
+
+def bytes_in(file: Path, source: ModelSource, folder: Path) -> int:
+    """The bytes of the weights in a quantised file, whose header is the float file's, but for a field or two."""
+    read = _float_file(source, folder)
+    with open_gguf_tensors(read) as stored:
+        header = read.stat().st_size - sum(entry.bytes for entry in stored.entries.values())
+    return file.stat().st_size - header
 
 
 def native_floats(source: ModelSource, recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -306,9 +311,9 @@ class Subject(NamedTuple):
 
 def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> Subject:
     if case.recipe in FORMATS:
-        floats, size = floats_and_bytes(source, case.recipe, options.llama_quantize, options.work)
         file = quantised_file(source, case.recipe, options.llama_quantize, options.work)
-        return Subject(floats.__getitem__, size, file.stat().st_size)
+        floats = floats_in(file, source, options.llama_quantize, options.work)
+        return Subject(floats.__getitem__, bytes_in(file, source, options.work), file.stat().st_size)
     if (case.recipe, case.method) == (SMALL.name, "none"):
         return small_of_llama_cpp(source)
     recipe = recipe_of(source, case.recipe, options)
@@ -339,7 +344,8 @@ def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Re
     recipe = named_recipe(base)
     if not peer:
         return of_model(recipe, source.spec)
-    bits = floats_and_bytes(source, peer, options.llama_quantize, options.work)[1] * 8 / source.spec.parameters
+    file = quantised_file(source, peer, options.llama_quantize, options.work)
+    bits = bytes_in(file, source, options.work) * 8 / source.spec.parameters
     return of_model(with_budget(recipe, source.spec, bits), source.spec)
 
 
