@@ -436,12 +436,10 @@ def test_what_was_measured_is_shared_without_what_is_private(
 def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
     place = measured.fake(arena.folder / "one").folder
     with pytest.raises(InvalidInput, match="window"):
-        bench(
-            [place], measured.workload(), opening=OpenOptions(window=64), against=["transformers"], progress=no_progress
-        )
+        bench([place], measured.workload(), opening=OpenOptions(window=64), against=["mlx-lm"], progress=no_progress)
     for opening in (OpenOptions(sequences=2), OpenOptions(prefixes="1MiB")):
         with pytest.raises(InvalidInput, match="bench against them without it"):
-            bench([place], measured.workload(), opening=opening, against=["transformers"], progress=no_progress)
+            bench([place], measured.workload(), opening=opening, against=["mlx-lm"], progress=no_progress)
     with pytest.raises(InvalidInput, match="unknown peer 'vllm'"):
         bench([place], measured.workload(), against=["vllm"], progress=no_progress)
 

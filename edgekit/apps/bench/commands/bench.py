@@ -32,7 +32,7 @@ class BenchOptions(Frozen):
         description="A bundled workload (agent, chat, code, endless, grid, quick, summarise) or a YAML file.",
     )
     against: tuple[str, ...] = Field(
-        default=(), description="Also llama.cpp, onnxruntime-genai, mlx-lm or transformers, on the same integers."
+        default=(), description="Also llama.cpp, onnxruntime-genai or mlx-lm, on the same integers."
     )
     peer_python: str | None = Field(
         default=None, description="The Python with the packages of --against, instead of this one."

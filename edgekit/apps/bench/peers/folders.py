@@ -1,4 +1,4 @@
-"""Writes neutral weights as folders of other engines: float for transformers, MLX's format, Olive's for genai.
+"""Writes neutral weights as folders of other engines: MLX's format, Olive's for genai.
 
 MLX and Olive keep the same integers and scales; tensors that their formats cannot hold are written in float.
 """
@@ -20,26 +20,8 @@ from edgekit.contracts.neutral import bits_of, on_disk
 from edgekit.errors import Unsupported
 
 _FILE = "model.safetensors"
-_ROWS_AT_ONCE = 8192
 _TYPES = {"float32": "F32", "uint32": "U32", "uint8": "U8"}  # by safetensors' names
 _OLIVE_GROUPS = (32, 64, 128)
-
-
-def write_float(weights: NeutralWeights, folder: Path) -> None:
-    """Write every weight as integer × scale in float32, for transformers: the exact values of the artifact."""
-    tensors = {on_disk(weights.model, tensor.name): tensor for tensor in weights.model.tensors()}
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with TensorWriter(folder / _FILE, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}) as file:
-        for name, tensor in tensors.items():
-            if len(tensor.shape) < 2 or tensor.module not in weights.modules():
-                file.write(name, weights.floats(tensor.name))
-                continue
-            for start in range(0, tensor.shape[0], _ROWS_AT_ONCE):
-                rows = slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE))
-                file.write(name, weights.dequantised(tensor.module, rows), start)
-        file.seal()
-    _write_config(weights, folder, {"dtype": "float32", "torch_dtype": "float32"})
 
 
 def write_mlx(weights: NeutralWeights, folder: Path) -> None:

@@ -193,7 +193,7 @@ class MlxLm:
         self._mx, self._make = mx, make_prompt_cache
         self._model = load_model(Path(request["files"]))[0]
         mx.eval(self._model.parameters())
-        self.facts = {"version": version("mlx-lm"), "kv_bits": 32 if request["float_bits"] == 32 else 16}
+        self.facts = {"version": version("mlx-lm"), "kv_bits": 32}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         cache = self._make(self._model)
@@ -208,44 +208,10 @@ class MlxLm:
         del self._model
 
 
-class Transformers:
-    """transformers on the dequantised weights."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        import torch
-        import transformers
-
-        torch.set_num_threads(request["threads"])
-        transformers.logging.set_verbosity_error()
-        self._torch = torch
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            request["files"], dtype=torch.float32, local_files_only=True, use_safetensors=True
-        ).eval()
-        self.facts = {"version": transformers.__version__, "kv_bits": 32}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        torch, cache = self._torch, None
-
-        def next_token(tokens: Sequence[int]) -> int:
-            nonlocal cache
-            with torch.inference_mode():
-                output = self._model(
-                    input_ids=torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True, logits_to_keep=1
-                )
-            cache = output.past_key_values
-            return int(output.logits[0, -1].argmax())
-
-        return timed(next_token, request)
-
-    def close(self) -> None:
-        del self._model
-
-
 ENGINES: dict[str, Callable[[dict[str, Any]], OpenedEngine]] = {
     "llama.cpp": LlamaCpp,
     "onnxruntime-genai": Genai,
     "mlx-lm": MlxLm,
-    "transformers": Transformers,
 }
 
 

@@ -37,7 +37,6 @@ class Peer(NamedTuple):
     stores: Callable[[Recipe], Recipe]  # the recipe as the peer stores it
     memory: MemoryFacts
     needs: str  # the packages to install
-    float_bits: int
 
 
 def _in_blocks(recipe: Recipe) -> Recipe:
@@ -46,11 +45,6 @@ def _in_blocks(recipe: Recipe) -> Recipe:
         for rule in recipe.rules
     )
     return recipe.model_copy(update={"rules": rules})
-
-
-def _float(recipe: Recipe) -> Recipe:
-    float32 = Format(kind="float32")
-    return Recipe(name=recipe.name, rules=(Rule(pattern="*", format=float32),), float_format=float32)
 
 
 def _float_ends(recipe: Recipe) -> Recipe:
@@ -64,19 +58,15 @@ PEERS: dict[str, Peer] = {
     "llama.cpp": Peer(
         "model.gguf",
         lambda weights, folder, context: write_gguf(weights, folder / "model.gguf", context),
-        _in_blocks, _layout(row_group=32), "llama-cpp-python", 32,
+        _in_blocks, _layout(row_group=32), "llama-cpp-python",
     ),
     "onnxruntime-genai": Peer(
         "", lambda weights, folder, context: folders.write_olive(weights, folder),
-        _float_ends, _layout(scale_bits=32), "onnxruntime-genai", 32,
+        _float_ends, _layout(scale_bits=32), "onnxruntime-genai",
     ),
     "mlx-lm": Peer(
         "", lambda weights, folder, context: folders.write_mlx(weights, folder),
-        lambda recipe: recipe, _layout(scale_bits=32, bias_bits=32, row_group=128, float_bits=32), "mlx-lm", 32,
-    ),
-    "transformers": Peer(
-        "", lambda weights, folder, context: folders.write_float(weights, folder),
-        _float, _layout(scale_bits=32), "transformers torch", 32,
+        lambda recipe: recipe, _layout(scale_bits=32, bias_bits=32, row_group=128, float_bits=32), "mlx-lm",
     ),
 }  # fmt: skip
 
@@ -118,7 +108,6 @@ def peer_of(
             "files": str(folder / peer.file),
             "context": context,
             "threads": plan.threads,
-            "float_bits": peer.float_bits,
         },
         weight_bytes=touched_weight_bytes(weights.model, recipe, peer.memory),
         model=plan.model,
