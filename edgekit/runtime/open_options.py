@@ -59,7 +59,7 @@ class OpenOptions(Frozen):
     draft: Annotated[str | Path | None, Option(metavar="PATH|ngram|early-exit|head|auto|off", default="off")] = Field(
         default=None,
         description="Proposes tokens that the model verifies, so that the text is the same and may come sooner: a"
-        " smaller artifact with the same vocabulary, ngram or ngram:FILE, early-exit or early-exit:LAYER, head, auto or"
+        " smaller artifact with the same vocabulary, ngram, early-exit or early-exit:LAYER, head, auto or"
         " auto:PATH, or off.",
     )
     drafting: SkipValidation[DrafterFactory] | None = Field(

@@ -39,7 +39,7 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, by_turns, known_costs
-from edgekit.runtime.speculation.ngram import Corpus, Ngrams, TextIndex
+from edgekit.runtime.speculation.ngram import Ngrams, TextIndex
 from edgekit.runtime.speculation.open import open_draft, open_speculation
 from edgekit.runtime.speculation.speculation import Speculation
 from edgekit.testing.drafting import Drafting, FixedLengthDrafting, ReplayDrafter
@@ -69,14 +69,9 @@ def lookup(asked: Any) -> dict[str, Any]:
             began = process_time()
             index.find(8)
             times.append(process_time() - began)
-        corpus = Corpus(text)
-        began = process_time()
-        for place in range(1_000):
-            corpus.find(text[place : place + 4], 8)
         found[length] = {
             "append_us": append * 1e6,
             "lookup_us": median(times) * 1e6,
-            "corpus_lookup_us": (process_time() - began) * 1e3,
         }
     return {"by_length": found}
 

@@ -11,7 +11,7 @@ from edgekit.methods.drafters.early_exit import EarlyExit
 from edgekit.runtime.speculation.controller import DrafterFactory, SpeculationController
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.draft_model import DraftModel
-from edgekit.runtime.speculation.ngram import Corpus, Ngrams
+from edgekit.runtime.speculation.ngram import Ngrams
 from edgekit.runtime.speculation.speculation import Speculation
 from edgekit.testing.drafting import Drafting, FixedLengthDrafting, ReplayDrafter
 
@@ -33,17 +33,12 @@ def draft_model(engine: Engine, storage: KVCacheConfig, vocabulary: int, tokens:
     return DraftModel(engine, storage, COSTS.scaled(FREE), vocabulary=vocabulary, chunk_tokens=7, tokens=tokens)
 
 
-def _ngrams(corpus: Sequence[int] | None = None) -> Ngrams:
-    return Ngrams(Corpus(corpus) if corpus else None, tokens=6)
-
-
 def _adapting(*kinds) -> Speculation:
     return Speculation(kinds, SpeculationController(COSTS))
 
 
 SOURCES: dict[str, MakeSource] = {
-    "prompt lookup": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams()),
-    "prompt lookup with a corpus": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams(text)),
+    "prompt lookup": lambda target, draft, storage, text: FixedLengthDrafting(Ngrams(tokens=6)),
     "a draft model": lambda target, draft, storage, text: FixedLengthDrafting(
         draft_model(draft, storage, target.capabilities.vocabulary)
     ),
@@ -53,12 +48,12 @@ SOURCES: dict[str, MakeSource] = {
     "playback, often wrong": lambda target, draft, storage, text: Drafting(
         lambda prompt: ReplayDrafter([*prompt, *text], wrong_every=3), 5
     ),
-    "adapting prompt lookup": lambda target, draft, storage, text: _adapting(_ngrams()),
+    "adapting prompt lookup": lambda target, draft, storage, text: _adapting(Ngrams(tokens=6)),
     "adapting draft model": lambda target, draft, storage, text: _adapting(
         draft_model(draft, storage, target.capabilities.vocabulary)
     ),
     "auto": lambda target, draft, storage, text: _adapting(
-        _ngrams(),
+        Ngrams(tokens=6),
         EarlyExit(target, target.capabilities.exits[0], FREE),
         draft_model(draft, storage, target.capabilities.vocabulary),
     ),

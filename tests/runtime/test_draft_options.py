@@ -19,7 +19,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, Unsupported
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.runtime.speculation.costs import known_costs
-from edgekit.runtime.speculation.ngram import LONGEST, Corpus, TextIndex
+from edgekit.runtime.speculation.ngram import LONGEST, TextIndex
 from edgekit.testing import FakeEngine, fake_artifact, fake_model, fake_plan
 
 SIZE = codec().vocabulary
@@ -43,12 +43,11 @@ def made(folder: Path, *, change: Any = None, seed: int = 0, **changed: Any) -> 
     return fake_artifact(folder, files={"tokenizer.json": tokenizer(change)}, plan=plan, seed=seed)
 
 
-@pytest.mark.parametrize("draft", ["ngram", "early-exit", "early-exit:2", "auto", "path", "auto:path", "ngram:text"])
+@pytest.mark.parametrize("draft", ["ngram", "early-exit", "early-exit:2", "auto", "path", "auto:path"])
 def test_every_draft_method_opens_and_keeps_the_text(tmp_path: Path, draft: str) -> None:
     made(tmp_path / "target")
     made(tmp_path / "draft", seed=3, vocabulary=SIZE + 7)
-    (tmp_path / "text").write_text("the cat sat on the mat. " * 50)
-    asked = draft.replace("path", str(tmp_path / "draft")).replace("text", str(tmp_path / "text"))
+    asked = draft.replace("path", str(tmp_path / "draft"))
     options = {"max_tokens": 60, "temperature": 1.0, "seed": 4}
     with edgekit.open(tmp_path / "target") as runtime:
         plain = runtime.generate("the cat", **options)
@@ -58,7 +57,7 @@ def test_every_draft_method_opens_and_keeps_the_text(tmp_path: Path, draft: str)
         report = runtime.speculation()
     assert (drafted.tokens, drafted.text) == (plain.tokens, plain.text)
     assert report is not None and report.verify_cost[1] == 1.0 and report.reason
-    assert (report.draft_bytes > 0) == ("path" in draft or "text" in draft)
+    assert (report.draft_bytes > 0) == ("path" in draft)
 
 
 @pytest.mark.parametrize("draft", ["nonsense", "auto:nonsense", "ngrams:text"])
@@ -148,7 +147,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Any, type[EdgekitError], str]]:
         "a draft that holds less": (tmp_path / "small", InvalidInput, "its context has 64 tokens, the target's 512"),
         "an exit that is none": ("early-exit:9", InvalidInput, "no exit after layer '9'; this artifact has 1, 2"),
         "an exit that is no number": ("early-exit:first", InvalidInput, "no exit"),
-        "a corpus that is not there": (f"ngram:{tmp_path / 'missing'}", InvalidInput, "missing"),
+        "prompt lookup in a file": ("ngram:text", InvalidInput, "prompt lookup has no argument"),
     }
 
 
@@ -258,16 +257,6 @@ def test_text_index_drops_its_oldest_tokens() -> None:
     newest = [token % 1000 + 10 for token in range(4990, 4994)]
     index.extend(newest)
     assert index.find(1)[1] == LONGEST
-
-
-def test_corpus_finds_only_real_continuations() -> None:
-    tokens = [place * 7 % 101 for place in range(5000)]
-    corpus = Corpus(tokens)
-    for place in range(4, 100):
-        found, match_length = corpus.find(tokens[place - 4 : place], 3)
-        assert match_length == LONGEST and found and found == tokens[place : place + len(found)]
-    assert corpus.find([1, 1, 1, 1], 3) == ([], 0) and corpus.find([5], 3) == ([], 0)
-    assert Corpus([]).find([1, 2, 3, 4], 3) == ([], 0) and corpus.bytes > 0
 
 
 def test_draft_follows_the_window_of_its_target(tmp_path: Path) -> None:

@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from edgekit.runtime.speculation.draft_method import DraftRequest
 
 LONGEST, SHORTEST = 4, 2  # tokens of a match; the longest is tried first
 KEPT_TOKENS = 1 << 14  # newest tokens of a text in the index; it may grow to twice as many
 INDEX_BYTES = 300  # per indexed token; measured: 230 to 295
-CORPUS_BYTES = 10  # per byte of a corpus: 16 to 28 a token, of three bytes or more
 _BITS = 21  # bits of a token in a key; vocabularies have fewer than two million tokens
 
 
@@ -96,75 +91,16 @@ def _key(run: Sequence[int]) -> int:
     return key
 
 
-class Corpus:
-    """A fixed text, indexed by the hashes of its runs of four and of two tokens, four bytes each."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens: NDArray[np.int32] = np.asarray(tokens, np.int32)
-        self._mask = (1 << max(4, int(len(self._tokens) * 1.5).bit_length())) - 1
-        self._tables = {size: self._table(size) for size in (LONGEST, SHORTEST)}
-
-    @property
-    def bytes(self) -> int:
-        return self._tokens.nbytes + sum(table.nbytes for table in self._tables.values())
-
-    def find(self, tail: Sequence[int], limit: int) -> tuple[list[int], int]:
-        """Return up to `limit` tokens that follow the end of `tail` in this text, and the length of the match."""
-        for size, table in self._tables.items():
-            if len(tail) < size:
-                continue
-            run = list(tail[-size:])
-            place = int(table[_hash(run) & self._mask])
-            # Different runs may have the same hash.
-            if place and self._tokens[place - size : place].tolist() == run:
-                return self._tokens[place : place + limit].tolist(), size
-        return [], 0
-
-    def _table(self, size: int) -> NDArray[np.uint32]:
-        """Make the table from a run's hash to the position after its last occurrence."""
-        table = np.zeros(self._mask + 1, np.uint32)
-        count = len(self._tokens) - size
-        if count > 0:
-            hashes = np.zeros(count, np.uint64)
-            for offset in range(size):
-                hashes = _mixed(hashes ^ self._tokens[offset : offset + count].astype(np.uint64))
-            table[(hashes & np.uint64(self._mask)).astype(np.int64)] = np.arange(size, size + count, dtype=np.uint32)
-        return table
-
-
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_WORD = (1 << 64) - 1
-
-
-def _mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    product: NDArray[np.uint64] = hashes * np.uint64(_MULTIPLIER)
-    return product ^ (product >> np.uint64(29))
-
-
-def _hash(run: Sequence[int]) -> int:
-    """Return the hash of one run, as `_mixed` computes it for arrays."""
-    value = 0
-    for token in run:
-        value = (value ^ token) * _MULTIPLIER & _WORD
-        value ^= value >> 29
-    return value
-
-
 class NgramDrafter:
-    """Look in the request's own text first, then in the corpus."""
+    """Looks in the request's own text."""
 
-    def __init__(self, request: DraftRequest, corpus: Corpus | None, kept_tokens: int) -> None:
-        self._request, self._corpus = request, corpus
-        self._index = TextIndex(kept_tokens)
+    def __init__(self, request: DraftRequest, kept_tokens: int) -> None:
+        self._request, self._index = request, TextIndex(kept_tokens)
         self.match_length = 0  # match length of the last proposal
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         self._index.extend(history[len(self._index) :])
         proposal, self.match_length = self._index.find(limit)
-        if self._corpus is not None and self.match_length < LONGEST:
-            from_corpus, match_length = self._corpus.find(history[-LONGEST:], limit)
-            if match_length > self.match_length:
-                proposal, self.match_length = from_corpus, match_length
         return proposal if self._request.grammar is None or not proposal else self._allowed(proposal)
 
     def _allowed(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -192,19 +128,14 @@ class NgramDrafter:
 class Ngrams(NamedTuple):
     """Prompt lookup for every request of a runtime."""
 
-    corpus: Corpus | None = None
     kept_tokens: int = KEPT_TOKENS
     name: str = "ngram"
     tokens: int = LOOKUP_TOKENS
+    bytes: int = 0  # but for the indexes of the texts
     reads_hidden: bool = False
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the corpus, without the indexes of the texts."""
-        return self.corpus.bytes if self.corpus else 0
-
     def start(self, request: DraftRequest) -> NgramDrafter:
-        return NgramDrafter(request, self.corpus, self.kept_tokens)
+        return NgramDrafter(request, self.kept_tokens)
 
     def draft_s(self, tokens: int) -> float:
         """Seconds of a look-up after a forward, which has evicted the index from the processor's caches."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
-from edgekit.common.parsing import read_text
-from edgekit.common.units import MIB, show_bytes
+from edgekit.common.units import show_bytes
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.installed import holds_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
@@ -23,14 +21,13 @@ from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
 from edgekit.runtime.speculation.draft_method import DraftMethod, DraftSource, DraftTarget
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
-from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
+from edgekit.runtime.speculation.ngram import INDEX_BYTES, Ngrams, kept_tokens
 from edgekit.runtime.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
 
 OFF, AUTO, NGRAM, MODEL = "off", "auto", "ngram", "model"
-_MAX_CORPUS_BYTES = 64 * MIB
 
 
 class DraftOption(NamedTuple):
@@ -104,19 +101,20 @@ def open_speculation(
 
 
 class NgramSource(DraftSource):
-    """Prompt lookup; `ngram:FILE` also searches a text."""
+    """Prompt lookup."""
+
+    def check(self, argument: str) -> None:
+        if argument:
+            raise InvalidInput(f"draft ngram:{argument}: prompt lookup has no argument; give ngram")
 
     def suits(self, plan: Plan) -> bool:
         return True
 
     def private_bytes(self, argument: str, plan: Plan, tokens: int, sequences: int) -> int:
-        path = Path(argument)
-        corpus = path.stat().st_size * CORPUS_BYTES if argument and path.is_file() else 0
-        return corpus + sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
+        return sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
 
     def open(self, argument: str, target: DraftTarget) -> DraftMethod:
-        corpus = _corpus(Path(argument), target.codec) if argument else None
-        return Ngrams(corpus, kept_tokens(target.kv_config.capacity_tokens))
+        return Ngrams(kept_tokens(target.kv_config.capacity_tokens))
 
 
 class DraftModelSource(DraftSource):
@@ -219,21 +217,3 @@ def drafting_bytes(option: str | Path | None, tokens: int, sequences: int, plan:
     return sum(
         source.private_bytes(argument, plan, tokens, sequences) for source, argument in _sources_of(option, plan)
     )
-
-
-def _corpus(path: Path, codec: Codec) -> Corpus:
-    text = read_text(path, _MAX_CORPUS_BYTES)
-    tokens: list[int] = []
-    for part in _parts(text):
-        tokens += codec.encode(part, add_special_tokens=False)
-    return Corpus(tokens)
-
-
-def _parts(text: str, characters: int = 1 << 16) -> Iterator[str]:
-    """Yield the text in parts, if possible whole lines, since the tokenizer is slow on very long texts."""
-    start = 0
-    while start < len(text):
-        stop = text.rfind("\n", start, start + characters) + 1
-        stop = stop if stop > start and start + characters < len(text) else start + characters
-        yield text[start:stop]
-        start = stop
