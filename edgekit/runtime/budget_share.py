@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit.errors import RuntimeClosed
 
 if TYPE_CHECKING:
-    from edgekit.runtime.driver import Driver
     from edgekit.runtime.memory.budget import BudgetClass, MemoryBudget
     from edgekit.runtime.prefix_cache.tree import Prefixes
 
 Result = TypeVar("Result")
+Exclusively = Callable[[Callable[[], Any]], Any]  # runs work between two steps
 
 
 class BudgetShare:
@@ -22,13 +22,16 @@ class BudgetShare:
     All methods need sole use of the budget: in a step of the scheduler, or in `exclusively`.
     """
 
-    def __init__(self, driver: Driver, budget: MemoryBudget, prefixes: Prefixes | None, states_bytes: int) -> None:
-        self._driver, self._budget, self._prefixes = driver, budget, prefixes
+    def __init__(
+        self, exclusively: Exclusively, budget: MemoryBudget, prefixes: Prefixes | None, states_bytes: int
+    ) -> None:
+        self._exclusively, self._budget, self._prefixes = exclusively, budget, prefixes
         self._states_bytes = states_bytes
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """Run `work` between two steps. Deadlocks in a step."""
-        return self._driver.exclusively(work)
+        result: Result = self._exclusively(work)
+        return result
 
     def take(self, size: int, name: BudgetClass) -> bool:
         """Take bytes, or change nothing and return False."""

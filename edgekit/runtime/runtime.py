@@ -93,7 +93,9 @@ class Runtime(TextReading):
         )
         self._driver = Driver(scheduler)
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
-        share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
+        share = BudgetShare(
+            self._driver.exclusively, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config)
+        )
         self.template.share = self.codec.share = share
         self._grammars = Grammars(codec, capabilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard

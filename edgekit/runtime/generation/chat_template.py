@@ -16,7 +16,7 @@ from edgekit.model.tokenizer_file import MAX_TEMPLATE_BYTES
 from edgekit.runtime.generation.template_worker import BYTES_A_BYTE, RENDER_BYTES
 
 if TYPE_CHECKING:
-    from edgekit.runtime.memory.budget import BudgetUser
+    from edgekit.runtime.budget_share import BudgetShare
 
 RENDER_LIMIT_S = 2.0
 EXTRA_CHARACTERS = 1 << 20  # of a template's output, beyond its input
@@ -58,7 +58,7 @@ class ChatTemplate:
     ) -> None:
         self._sources, self._special = dict(sources), dict(special_tokens)
         self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
-        self.share: BudgetUser | None = None
+        self.share: BudgetShare | None = None
         self._is_counted = False
 
     def render(

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from edgekit.common.footprint import private_bytes_now, return_unused
 
 if TYPE_CHECKING:
-    from edgekit.runtime.memory.budget import BudgetUser
+    from edgekit.runtime.budget_share import BudgetShare
 
 MAX_FORMATS_BYTES = 64 << 20  # of all formats; unused ones are dropped, the least recently used first
 MAX_GROWN_BYTES = 16 << 20  # of one format while answers are written: usual ones grow by less than 1 MiB
@@ -40,7 +40,7 @@ class CompiledFormat:
 class FormatMemory:
     """The table of compiled formats. Its methods need sole use of the budget, but for `find`."""
 
-    def __init__(self, share: BudgetUser) -> None:
+    def __init__(self, share: BudgetShare) -> None:
         self._share = share
         self._kept: OrderedDict[FormatKey, CompiledFormat] = OrderedDict()
         self._dropped: list[CompiledFormat] = []  # in use, and not for later answers

@@ -28,8 +28,8 @@ from edgekit.runtime.generation.schemas import close_objects
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edgekit.runtime.budget_share import BudgetShare
     from edgekit.runtime.generation.tokenizer import Codec
-    from edgekit.runtime.memory.budget import BudgetUser
 
 Result = TypeVar("Result")
 
@@ -73,7 +73,7 @@ class Grammars:
         share: the budget for formats, and for the worker.
     """
 
-    def __init__(self, codec: Codec, vocabulary: int, eos: Collection[int], share: BudgetUser) -> None:
+    def __init__(self, codec: Codec, vocabulary: int, eos: Collection[int], share: BudgetShare) -> None:
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
         self._share, self._memory = share, FormatMemory(share)
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)

@@ -14,7 +14,7 @@ from edgekit.errors import ContextExceeded, InvalidInput, vendor_errors
 from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES, load_tokenizer
 
 if TYPE_CHECKING:
-    from edgekit.runtime.memory.budget import BudgetUser
+    from edgekit.runtime.budget_share import BudgetShare
 
 Result = TypeVar("Result")
 MAX_TEXT_BYTES = 16 << 20
@@ -41,7 +41,7 @@ class Codec:
 
     def __init__(self, data: bytes, where: str) -> None:
         self.tokenizer = load_tokenizer(data, where)
-        self.share: BudgetUser | None = None  # where the memory of long texts is counted
+        self.share: BudgetShare | None = None  # where the memory of long texts is counted
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         decoder = self.tokenizer.decoder

@@ -5,9 +5,7 @@ Plain arithmetic without a lock: the driver lets one thread at a time use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 Result = TypeVar("Result")
 BudgetClass = Literal["states", "prefixes", "draft", "adapters", "formats", "workers"]
@@ -47,13 +45,3 @@ class MemoryBudget:
         rest = self._taken.get(name, 0) - size
         assert rest >= 0, f"{name}: {size} bytes were never taken"
         self._taken[name] = rest
-
-
-class BudgetUser(Protocol):
-    """The budget as compiled formats and workers use it; `BudgetShare` describes the methods."""
-
-    def exclusively(self, work: Callable[[], Result]) -> Result: ...
-    def take(self, size: int, name: BudgetClass) -> bool: ...
-    def take_most(self, size: int, name: BudgetClass) -> int: ...
-    def give(self, size: int, name: BudgetClass) -> None: ...
-    def lend(self, size: int, name: BudgetClass) -> AbstractContextManager[None]: ...
