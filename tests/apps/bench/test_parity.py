@@ -51,7 +51,8 @@ def test_an_artifact_equals_itself(place: Path) -> None:
     assert found.is_same
     assert {finding.same for finding in found.findings} == {True}
     assert found.divergence is not None
-    assert (found.divergence.kl_mean, found.divergence.kl_max) == (0.0, 0.0)
+    assert (found.divergence.kl_mean, found.divergence.kl_max, found.divergence.log_ratio) == (0.0, 0.0, 0.0)
+    assert found.divergence.same_top == 1.0 and found.divergence.perplexity == found.divergence.reference_perplexity
     assert found.first_divergence is None
 
 

@@ -17,9 +17,7 @@ from edgekit.errors import InvalidInput
 class EvalSubject(Frozen):
     """The model to compare with, and the tasks."""
 
-    reference: str | None = Field(
-        default=None, description="The float model, or another artifact, instead of the model it was made from."
-    )
+    reference: str | None = Field(default=None, description="The float model, instead of the one it was made from.")
     tasks: Path | None = Field(default=None, description="A jsonl of your own tasks: choice, exact or tool.")
 
 

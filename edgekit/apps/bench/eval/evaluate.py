@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit import Artifact, ModelSource, ModelSpec, Runtime, open as open_runtime, open_artifact, open_source
+from edgekit import Artifact, ModelSource, Runtime, open as open_runtime, open_artifact, open_source
 from edgekit.apps.bench.eval.evaluation import Check, Evaluation
 from edgekit.apps.bench.eval.local_tasks import Task, ToolTask, score
 from edgekit.apps.bench.eval.reference import (
@@ -28,7 +28,6 @@ from edgekit.apps.bench.eval.tool_schemas import check_schema
 from edgekit.common.divergence import Divergence, Pair, divergence_of
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.common.progress import Progress
-from edgekit.contracts.installed import holds_artifact
 from edgekit.contracts.quality_measurements import QualityFact, write_quality_fact
 from edgekit.contracts.recipe import bits_per_weight
 from edgekit.errors import InvalidInput, quote_short
@@ -51,13 +50,12 @@ class Reading(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The model or artifact that an artifact is compared with."""
+    """The float model that an artifact is compared with."""
 
     name: str
     surface: TextInterface
-    model: ModelSpec
+    source: ModelSource
     logits: Callable[[Windows], list[Logits]]
-    is_source: ModelSource | None
 
 
 def evaluate(
@@ -70,7 +68,7 @@ def evaluate(
     window_tokens: int = WINDOW_TOKENS,
     progress: Progress,
 ) -> Evaluation:
-    """Compare an artifact with its model (or with `reference`, a model or another artifact), and run tasks.
+    """Compare an artifact with its model (or with the model `reference`), and run tasks.
 
     A comparison with the artifact's own model is stored for plans.
     """
@@ -130,9 +128,6 @@ def _pairs(
 
 
 def _reference(artifact: Artifact, named: str | Path | None, context: int, progress: Progress) -> Reference:
-    path = Path(named) if named is not None else None
-    if path is not None and holds_artifact(path):
-        return _artifact_reference(path)
     given = named if named is not None else artifact.made_of
     try:
         source = open_source(given, need_weights=True, offline=named is None)
@@ -145,29 +140,14 @@ def _reference(artifact: Artifact, named: str | Path | None, context: int, progr
 
     surface = TextInterface.of(source.folder, source.spec.eos_ids, "the model")
     stored_as = f"{source.quantised_as} as float" if source.quantised_as else "float"
-    return Reference(f"{source.name}, {stored_as}", surface, source.spec, logits, source)
-
-
-def _artifact_reference(path: Path) -> Reference:
-    artifact = open_artifact(path)
-    model = artifact.plan.model
-
-    def logits(windows: Windows) -> list[Logits]:
-        def make() -> Iterator[Logits]:
-            with open_runtime(path) as runtime:
-                yield from engine_logits(runtime.engine, runtime.kv_config, windows)
-
-        return stored(f"artifact {artifact.sha256}", windows, model.vocab_size, make)
-
-    surface = TextInterface.of(path, model.eos_ids, "the reference")
-    return Reference(f"artifact {artifact.sha256[:16]}", surface, model, logits, None)
+    return Reference(f"{source.name}, {stored_as}", surface, source, logits)
 
 
 def _refuse_other_vocabulary(artifact: Artifact, against: Reference) -> None:
-    own = artifact.plan.model.vocab_size
-    if own != against.model.vocab_size:
+    own, other = artifact.plan.model.vocab_size, against.source.spec.vocab_size
+    if own != other:
         raise InvalidInput(
-            f"the artifact has {own} tokens and the reference {against.model.vocab_size}: they are different models;"
+            f"the artifact has {own} tokens and the reference {other}: they are different models;"
             " name the artifact's model with --reference"
         )
 
@@ -197,8 +177,8 @@ def _evaluation(
 
 def _kept(artifact: Artifact, against: Reference, found: Evaluation) -> str | None:
     """Store a sound comparison with the artifact's own model for plans; return the fact's name, or None."""
-    plan, source = artifact.plan, against.is_source
-    if source is None or source.config_sha256 != plan.model_sha256 or not found.is_sound or found.divergence is None:
+    plan, source = artifact.plan, against.source
+    if source.config_sha256 != plan.model_sha256 or not found.is_sound or found.divergence is None:
         return None
     fact = QualityFact(
         model=source.name,

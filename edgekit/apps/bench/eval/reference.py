@@ -1,4 +1,4 @@
-"""Reference logits of the float model or of another artifact, computed once and stored.
+"""Reference logits of the float model, computed once and stored.
 
 They are stored as float32 without rounding, so that a model's distance from itself is exactly 0. The least recently
 used ones are dropped when they take too much space.
