@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
-from edgekit.cli._lines import LineFile, name_and_prompt, results_of
+import click
+
+from edgekit.cli._answers import opened, show_metrics
+from edgekit.cli._lines import LineFile, LineWork, name_and_prompt, work_through
+from edgekit.cli._one_answer import RunArguments
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
 
@@ -22,18 +27,20 @@ class BatchLine(NamedTuple):
     options: dict[str, Any]
 
 
-def questions(path: Path) -> LineFile[BatchLine]:
-    """Return the lines of a file. Raises `InvalidInput` with the number of a faulty line."""
-    return LineFile(path, _question)
+def answer_batch(artifact: Path, file: Path, given: RunArguments) -> int:
+    """Answer every line of a file. Raises `InvalidInput` with the number of a faulty line before any answer."""
+    lines = LineFile(file, _question)
+    with opened(artifact, given.opening, given.answering) as runtime:
+        began = perf_counter()
+        work = LineWork(partial(_submit, given.generation), _answer, "answers")
+        code = work_through(runtime, lines, given.choice.output, work)
+        if given.choice.stats:
+            click.echo(show_metrics(runtime, perf_counter() - began), err=True)
+    return code
 
 
-def answers_to(runtime: Runtime, options: dict[str, Any], lines: Iterable[BatchLine]) -> Iterator[dict[str, Any]]:
-    """Yield a line of the output file for each question, in order."""
-
-    def submit(line: BatchLine) -> Stream:
-        return runtime.submit(line.prompt, tools=line.tools, **{**options, **line.options})
-
-    return results_of(runtime, lines, submit, _answer)
+def _submit(options: dict[str, Any], runtime: Runtime, line: BatchLine) -> Stream:
+    return runtime.submit(line.prompt, tools=line.tools, **{**options, **line.options})
 
 
 def _question(line: dict[str, Any], where: str, number: int) -> BatchLine:

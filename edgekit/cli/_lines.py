@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import click
 
 from edgekit.cli._progress import progress_display
 from edgekit.common.files import not_read
 from edgekit.common.parsing import parse_json
-from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, quote_short
+from edgekit.errors import EdgekitError, InvalidInput, quote_short
 
 if TYPE_CHECKING:
     from edgekit.runtime.runtime import Runtime
@@ -101,17 +99,40 @@ def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str 
     return name, prompts[0]
 
 
-def results_of(
-    runtime: Runtime,
-    lines: Iterable[Line],
-    submit: Callable[[Line], Submitted],
-    wait: Callable[[Line, Submitted], dict[str, Any]],
-    refusals: type[EdgekitError] = EdgekitError,
-) -> Iterator[dict[str, Any]]:
-    """Yield the result of each line, in order: the fields that `wait` returns, or an `error`.
+class LineWork(NamedTuple, Generic[Line, Submitted]):
+    """What a command does with each line. Errors of `submit` that are not `refusals` concern every line."""
 
-    Lines are submitted ahead, more than a batch has slots, so that a long one leaves none idle. Errors of `submit` that
-    are not `refusals` concern every line, and are raised.
+    submit: Callable[[Runtime, Line], Submitted]
+    wait: Callable[[Line, Submitted], dict[str, Any]]  # returns the fields of the result
+    what: str  # the results, for the user
+    refusals: type[EdgekitError] = EdgekitError
+
+
+def work_through(
+    runtime: Runtime,
+    lines: LineFile[Line],
+    output: Path | None,
+    work: LineWork[Line, Submitted],
+    write: Callable[[dict[str, Any]], object] | None = None,
+) -> int:
+    """Write the result of each line that `output` lacks, or pass it to `write`; return 1 if one failed, else 0."""
+    failed = 0
+    with progress_display() as progress, ResultsFile(output) as results:
+        missing = (line for line in lines if line.name not in results.names)
+        progress(len(results.names), lines.count, work.what)
+        for done, result in enumerate(_results(runtime, missing, work), len(results.names) + 1):
+            (write or results.write)(result)
+            failed += "error" in result
+            progress(done, lines.count, f"{work.what}: {result['id']}")
+    if failed:
+        click.echo(f"{failed} lines have an error in place of {work.what}", err=True)
+    return 1 if failed else 0
+
+
+def _results(runtime: Runtime, lines: Iterable[Line], work: LineWork[Line, Submitted]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each line, in order.
+
+    Lines are submitted ahead, more than a batch has slots, so that a long one leaves none idle.
     """
     waiting: deque[tuple[Line, Submitted | EdgekitError]] = deque()
 
@@ -120,60 +141,18 @@ def results_of(
         try:
             if isinstance(job, EdgekitError):
                 raise job
-            return {"id": line.name, **wait(line, job)}
+            return {"id": line.name, **work.wait(line, job)}
         except EdgekitError as error:
             return {"id": line.name, "error": str(error)}
 
     for line in lines:
         job: Submitted | EdgekitError
         try:
-            job = submit(line)
-        except refusals as error:
+            job = work.submit(runtime, line)
+        except work.refusals as error:
             job = error
         waiting.append((line, job))
         if len(waiting) == 4 * runtime.sequences:
             yield finish()
     while waiting:
         yield finish()
-
-
-def work_through(
-    lines: LineFile[Line],
-    results: ResultsFile,
-    work: Callable[[Iterable[Line]], Iterable[dict[str, Any]]],
-    progress: Progress,
-    what: str,
-    write: Callable[[dict[str, Any]], object] | None = None,
-) -> int:
-    """Write the result of each line that `results` lacks, or pass it to `write`; return how many have an `error`."""
-    done, failed = len(results.names), 0
-    progress(done, lines.count, what)
-    for result in work(line for line in lines if line.name not in results.names):
-        (write or results.write)(result)
-        failed += "error" in result
-        done += 1
-        progress(done, lines.count, f"{what}: {result['id']}")
-    return failed
-
-
-def read_texts(
-    artifact: Path,
-    lines: LineFile[Line],
-    output: Path | None,
-    submit: Callable[[Runtime, Line], Submitted],
-    wait: Callable[[Line, Submitted], dict[str, Any]],
-    what: str,
-) -> int:
-    """Open an artifact, and write the result of each line; return how many have an `error`, as too long a text has."""
-    import edgekit
-
-    with edgekit.open(artifact) as runtime, progress_display() as progress, ResultsFile(output) as results:
-        work = partial(results_of, runtime, submit=partial(submit, runtime), wait=wait, refusals=ContextExceeded)
-        return work_through(lines, results, work, progress, what)
-
-
-def exit_code(failed: int, missing: str) -> int:
-    """Say how many lines failed, and return 1 if there are any."""
-    if failed:
-        click.echo(f"{failed} lines have an error in place of {missing}", err=True)
-    return 1 if failed else 0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, read_texts
+from edgekit.cli._lines import LineFile, LineWork, check_keys, name_of, plain_text, work_through
 from edgekit.cli._options import LinesOutput, options
 from edgekit.common.base import Frozen
-from edgekit.errors import InvalidInput
+from edgekit.errors import ContextExceeded, InvalidInput
 from edgekit.model.parts import Pooling
 
 if TYPE_CHECKING:
@@ -56,9 +56,12 @@ def command(artifact: Path, file: Path, embedding: EmbedOptions, written: LinesO
     line of the output has `id`, `embedding` and `tokens`. An interrupted run continues when it is started again with
     the same output.
     """
+    import edgekit
+
     lines = LineFile(file, _line) if file.suffix == ".jsonl" else LineFile(file, _text, plain_text)
-    failed = read_texts(artifact, lines, written.output, partial(_submit, embedding), _vector, "embeddings")
-    return exit_code(failed, "an embedding")
+    work = LineWork(partial(_submit, embedding), _vector, "embeddings", ContextExceeded)
+    with edgekit.open(artifact) as runtime:
+        return work_through(runtime, lines, written.output, work)
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> EmbedLine:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, read_texts
+from edgekit.cli._lines import LineFile, LineWork, check_keys, name_of, work_through
 from edgekit.cli._options import LinesOutput, options
 from edgekit.common.base import Frozen
-from edgekit.errors import InvalidInput
+from edgekit.errors import ContextExceeded, InvalidInput
 
 if TYPE_CHECKING:
     from edgekit.runtime.reranking import Ranking
@@ -51,8 +51,11 @@ def command(artifact: Path, file: Path, reranking: RerankOptions, written: Lines
     `results`, the best first, with `index` and `score`, and `tokens`. An interrupted run continues when it is started
     again with the same output.
     """
-    lines, submit = LineFile(file, _line), partial(_submit, reranking)
-    return exit_code(read_texts(artifact, lines, written.output, submit, _ranked, "rankings"), "a ranking")
+    import edgekit
+
+    lines, work = LineFile(file, _line), LineWork(partial(_submit, reranking), _ranked, "rankings", ContextExceeded)
+    with edgekit.open(artifact) as runtime:
+        return work_through(runtime, lines, written.output, work)
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> RerankLine:

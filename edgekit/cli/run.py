@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -18,21 +17,17 @@ from edgekit.cli._answers import (
     generation_options,
     interruptible,
     opened,
-    show_metrics,
     show_statistics,
     statistics,
     why_cut,
     write,
 )
 from edgekit.cli._artifact_for import artifact_for
-from edgekit.cli._batch import answers_to, questions
+from edgekit.cli._batch import answer_batch
 from edgekit.cli._console import wrapped
-from edgekit.cli._lines import exit_code, work_through
 from edgekit.cli._native import answer_natively, refuse_what_native_lacks
 from edgekit.cli._one_answer import RunArguments, RunOptions, RunResult, prompt_of
 from edgekit.cli._options import OPENING, SectionedCommand, SomeFields, options
-from edgekit.cli._progress import progress_display
-from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
@@ -132,16 +127,7 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
     for name, value in refused:
         if value:
             raise InvalidInput(f"{name}: belongs to one answer; a batch has `prompt` or `messages` in each line")
-    artifact = artifact_for(model, given.opening)
-    lines = questions(file)
-    with opened(artifact, given.opening, given.answering) as runtime, progress_display() as progress:
-        began = perf_counter()
-        with ResultsFile(choice.output) as answers:
-            work = partial(answers_to, runtime, given.generation)
-            failed = work_through(lines, answers, work, progress, "answers")
-        if choice.stats:
-            click.echo(show_metrics(runtime, perf_counter() - began), err=True)
-    return exit_code(failed, "an answer")
+    return answer_batch(artifact_for(model, given.opening), file, given)
 
 
 def _stdin() -> str:

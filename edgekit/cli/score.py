@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from edgekit.cli._console import draw
-from edgekit.cli._lines import LineFile, check_keys, exit_code, name_and_prompt, results_of, work_through
+from edgekit.cli._lines import LineFile, LineWork, check_keys, name_and_prompt, work_through
 from edgekit.cli._options import LinesOutput, SomeFields, json_option, options
-from edgekit.cli._progress import progress_display
-from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.runtime.open_options import OpenOptions
 
@@ -49,17 +46,12 @@ def command(artifact: Path, file: Path, opening: OpenOptions, written: LinesOutp
     if as_json and output is not None:
         raise InvalidInput("--json prints to standard output and --output writes to a file; give one of them")
     lines, table = LineFile(file, _line), list[dict[str, Any]]()
-    with (
-        edgekit.open(artifact, opening) as runtime,
-        progress_display() as progress,
-        ResultsFile(output) as results,
-    ):
-        work = partial(results_of, runtime, submit=partial(_submit, runtime), wait=_scores)
-        write = results.write if as_json or output is not None else table.append
-        failed = work_through(lines, results, work, progress, "scores", write)
+    with edgekit.open(artifact, opening) as runtime:
+        write = None if as_json or output is not None else table.append
+        code = work_through(runtime, lines, output, LineWork(_submit, _scores, "scores"), write)
     if table:
         draw(("id", "text", "total", "mean", "tokens", "greedy"), [row for result in table for row in _rows(result)])
-    return exit_code(failed, "scores")
+    return code
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> ScoreLine:
