@@ -32,9 +32,9 @@ def sizes_in(text: str | None) -> dict[str, int]:
     return {name: int(size) << 10 for name, size in found}
 
 
-def cpuinfo(*names: str) -> str:
+def cpuinfo(*names: str, root: Path = Path("/")) -> str:
     """Return the first line of /proc/cpuinfo that begins with one of `names`, after its colon; empty without one."""
-    lines = (read_or_none("/proc/cpuinfo") or "").splitlines()
+    lines = (read_or_none(root / "proc/cpuinfo") or "").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 

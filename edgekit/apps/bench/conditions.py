@@ -12,7 +12,7 @@ from edgekit.apps.bench.measurement import Conditions
 from edgekit.common.machine_facts import machine_key
 from edgekit.common.machine_speed import physical_memory
 from edgekit.common.packages import versions_of
-from edgekit.common.proc import read_or_none
+from edgekit.common.proc import cpuinfo, read_or_none
 
 _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "xllamacpp", "executorch", "torch", "tokenizers")
 _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -27,7 +27,7 @@ def conditions(
     reported = {"power source": power, "temperature": temperature, "core frequency": frequency, "load average": load}
     return Conditions(
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=_processor(root) or f"{platform.machine()} processor",
+        machine=cpuinfo("model name", "Model", root=root) or platform.processor() or f"{platform.machine()} processor",
         machine_key=machine_key(),
         os=f"{platform.system()} {platform.release()}",
         cores=cores,
@@ -51,13 +51,6 @@ def _text(path: Path) -> str:
 def _numbers(root: Path, pattern: str) -> list[float]:
     values = [_text(path) for path in sorted(root.glob(pattern))]
     return [float(text) for text in values if text.lstrip("-").isdigit()]
-
-
-def _processor(root: Path) -> str | None:
-    for line in _text(root / "proc/cpuinfo").splitlines():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def _power(root: Path) -> str | None:
