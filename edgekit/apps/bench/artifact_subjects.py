@@ -62,7 +62,6 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         model=plan.model,
         encode=encoder_of(artifact),
         predicted=_predicted(plan),
-        takes_many=True,
     )
 
 

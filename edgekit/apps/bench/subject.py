@@ -31,7 +31,6 @@ class Subject(NamedTuple):
     predicted: Predicted | None = None
     fix: str = "see `edgekit doctor`"  # advice if a required package is missing
     limit_s: float = 600.0  # per request
-    takes_many: bool = False  # True: runs requests concurrently; programs of peers run them one after the other
 
 
 class RunningSubject:
@@ -68,23 +67,15 @@ class RunningSubject:
             known["formats"] = formats.model_copy(update={"file_bytes": int(self.opened["file_bytes"])})
         return self.subject.info.model_copy(update=known)
 
-    def run(self, tokens: Sequence[int], depth: int, outputs: int) -> tuple[RequestTimes, list[int]]:
-        """Run one request; return its times and the generated tokens."""
-        return self.run_together([tokens], depth, outputs)[0]
-
     def run_together(
         self, prompts: Sequence[Sequence[int]], depth: int, outputs: int, trial: str = ""
     ) -> list[tuple[RequestTimes, list[int]]]:
-        """Run several requests concurrently; return the times and the tokens of each.
+        """Run several requests concurrently, of a peer one alone; return the times and the tokens of each.
 
         Trials do not share cached prefixes.
         """
-        message: dict[str, Any] = {"op": "run", "depth": depth, "outputs": outputs}
-        if self.subject.takes_many:
-            prompts_message = message | {"prompts": [list(tokens) for tokens in prompts], "trial": trial}
-            answers = self._request(prompts_message)["answers"]
-        else:
-            answers = [self._request(message | {"tokens": list(tokens)}) for tokens in prompts]
+        asked: dict[str, Any] = {"prompts": [list(tokens) for tokens in prompts], "depth": depth, "outputs": outputs}
+        answers = self._request({"op": "run", "trial": trial, **asked})["answers"]
         return [
             (_times_of(len(tokens), depth, answer), [int(token) for token in answer["tokens"]])
             for tokens, answer in zip(prompts, answers, strict=True)

@@ -209,7 +209,7 @@ def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, output
         peer_of(name, opened, weights_of(opened), context=128),
     ):
         with RunningSubject(subject) as running:
-            times, written = running.run(prompt, 16, outputs)
+            ((times, written),) = running.run_together([prompt], 16, outputs)
             assert times.timed_tokens in (15, 31)
             found.append(written)
             assert running.memory().peak_bytes

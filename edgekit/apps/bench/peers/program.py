@@ -87,7 +87,7 @@ def memory() -> dict[str, Any]:
 
 def timed(first: Callable[[Sequence[int]], int], request: dict[str, Any]) -> dict[str, Any]:
     """Run a request on an engine that maps tokens to the next one; return its times and tokens."""
-    tokens, depth, outputs = request["tokens"], request["depth"], request["outputs"]
+    (tokens,), depth, outputs = request["prompts"], request["depth"], request["outputs"]
     began, marks = perf_counter(), [(0, 0.0)]
     if depth:
         first(tokens[:depth])
@@ -97,7 +97,7 @@ def timed(first: Callable[[Sequence[int]], int], request: dict[str, Any]) -> dic
     while len(chosen) < outputs:
         chosen.append(first([chosen[-1]]))
         times.append(perf_counter() - began)
-    return {"marks": marks, "times": times, "tokens": chosen}
+    return {"answers": [{"marks": marks, "times": times, "tokens": chosen}]}
 
 
 class LlamaCpp:
@@ -161,7 +161,7 @@ class Genai:
             raise RuntimeError(f"onnxruntime-genai's builder failed: {done.stderr.strip().splitlines()[-1:]}")
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        tokens, depth, outputs = request["tokens"], request["depth"], request["outputs"]
+        (tokens,), depth, outputs = request["prompts"], request["depth"], request["outputs"]
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(max_length=self._context, min_length=self._context, do_sample=False)
         generator = self._genai.Generator(self._model, parameters)
@@ -176,7 +176,7 @@ class Genai:
             generator.generate_next_token()
             chosen.append(int(generator.get_next_tokens()[0]))
             times.append(perf_counter() - began)
-        return {"marks": marks, "times": times, "tokens": chosen}
+        return {"answers": [{"marks": marks, "times": times, "tokens": chosen}]}
 
     def close(self) -> None:
         del self._model
