@@ -16,7 +16,7 @@ from edgekit.common.subprocesses import PipedProcess
 from edgekit.errors import ContextExceeded, EdgekitError, TargetFailed, TargetMissing
 
 _MAX_ANSWER_BYTES = 64 << 20
-_CLOSE_S = 10.0
+_REQUEST_S, _CLOSE_S = 600.0, 10.0
 
 
 class Subject(NamedTuple):
@@ -30,11 +30,10 @@ class Subject(NamedTuple):
     encode: Encode  # of its prompts
     predicted: Predicted | None = None
     fix: str = "see `edgekit doctor`"  # advice if a required package is missing
-    limit_s: float = 600.0  # per request
 
 
 class RunningSubject:
-    """A subject with its running process. Close it after use; a request over the subject's time limit kills it."""
+    """A subject with its running process. Close it after use; a request that takes too long kills it."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -107,12 +106,11 @@ class RunningSubject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, message: dict[str, Any], limit_s: float | None = None) -> dict[str, Any]:
-        limit = limit_s or self.subject.limit_s
+    def _request(self, message: dict[str, Any], limit_s: float = _REQUEST_S) -> dict[str, Any]:
         try:
-            answer = self._process.request(message, limit_s=limit, limit_bytes=_MAX_ANSWER_BYTES)
+            answer = self._process.request(message, limit_s=limit_s, limit_bytes=_MAX_ANSWER_BYTES)
         except EOFError as error:
-            raise TargetFailed(f"{self.subject.info.name}: {self._why_it_ended(limit)}") from error
+            raise TargetFailed(f"{self.subject.info.name}: {self._why_it_ended(limit_s)}") from error
         if "error" in answer:
             raise self._error_of(answer)
         return answer
