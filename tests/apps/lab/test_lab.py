@@ -14,11 +14,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
 
+import fake_artifacts
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
-from measured import fake, install_fake
+from measured import fake
 
 from edgekit.apps.bench.artifact_subjects import predicted_s
 from edgekit.apps.bench.measurement import MemoryUse
@@ -393,8 +394,7 @@ def pytest_in(folder: Path, *arguments: str) -> str:
 def test_a_mark_names_the_device_and_the_fixture_measures_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_fake(tmp_path / "site", monkeypatch)
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    fake_artifacts.install(tmp_path / "site", monkeypatch)
     fake(tmp_path / "one")
     (tmp_path / "test_ours.py").write_text(TESTS)
     (tmp_path / "lab.yaml").write_text(LAB_OF_LAB_PLUGIN)
