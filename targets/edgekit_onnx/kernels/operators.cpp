@@ -73,12 +73,14 @@ class ProductNode : public Node {
     if (count == 0) return;
 
     const size_t padded = weights_.padded(), blocks = weights_.blocks;
-    const size_t row_bytes = padded + blocks * (sizeof(float) + sizeof(int32_t));
-    require(count <= std::numeric_limits<size_t>::max() / row_bytes, "A has too many rows: " + shown(input.shape));
-    const Scratch scratch(*this, count * row_bytes);
-    auto* scales = static_cast<float*>(scratch.data);
+    const size_t row_bytes = padded + blocks * (2 * sizeof(float) + sizeof(int32_t));
+    require(count <= std::numeric_limits<size_t>::max() / row_bytes - kTurned,
+            "A has too many rows: " + shown(input.shape));
+    const size_t turned = (count + kTurned - 1) / kTurned * kTurned * blocks;
+    const Scratch scratch(*this, (count + kTurned) * row_bytes);
+    auto* scales = static_cast<float*>(scratch.data) + turned;
     auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
-    const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, padded, blocks};
+    const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, scales - turned, padded, blocks};
     run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count, written});
   }
 

@@ -36,7 +36,7 @@ INLINE int32_t bits_of(float value) {
 
 // Plain code, which the compiler turns into the instructions of each path: the same operations and so the same bits.
 template <int kBlock>
-INLINE void quantise_block(const float* from, int8_t* to, float* scale, int32_t* mend, int32_t factor) {
+INLINE void quantise_block(const float* from, int8_t* to, float* scale, float* turned, int32_t* mend, int32_t factor) {
   int32_t most_bits = 0;  // the bits of positive floats have their order, and those of NaN are above all
   for (int i = 0; i < kBlock; i++) most_bits = std::max(most_bits, bits_of(from[i]) & 0x7fffffff);
   float most;
@@ -47,19 +47,21 @@ INLINE void quantise_block(const float* from, int8_t* to, float* scale, int32_t*
   for (int i = 0; i < kBlock; i++) whole[i] = bits_of(from[i] * inverse + kRounding) - bits_of(kRounding);
   for (int i = 0; i < kBlock; i++) to[i] = static_cast<int8_t>(whole[i]);
   for (int i = 0; i < kBlock; i++) total += whole[i];
-  *scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? most / 127.f : 0.f;
+  *scale = *turned = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? most / 127.f : 0.f;
   *mend = factor * total;
 }
 
 template <int kBlock>
 INLINE void quantise_blocks(const float* from, size_t inputs, const Rows& to, int32_t factor) {
+  const auto [values, scales, mends, turned, padded, blocks] = to;
   const size_t full = inputs / kBlock;
   for (size_t at = 0; at < full; at++)
-    quantise_block<kBlock>(from + at * kBlock, to.values + at * kBlock, to.scales + at, to.mends + at, factor);
-  if (full == to.blocks) return;
+    quantise_block<kBlock>(from + at * kBlock, values + at * kBlock, scales + at, turned + at * kTurned, mends + at,
+                           factor);
+  if (full == blocks) return;
   float last[kBlock] = {};
   std::copy(from + full * kBlock, from + inputs, last);
-  quantise_block<kBlock>(last, to.values + full * kBlock, to.scales + full, to.mends + full, factor);
+  quantise_block<kBlock>(last, values + full * kBlock, scales + full, turned + full * kTurned, mends + full, factor);
 }
 
 INLINE void quantise_row(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
@@ -358,7 +360,8 @@ void multiply_tiles(const Part& part, const Rows& rows, size_t count, float* out
 
 // AMX multiplies 16 rows of activations by 16 outputs at once, up to 64 inputs deep. Each block leaves its whole numbers
 // in memory for the floats, so blocks of 16 gain nothing.
-constexpr int kTileRows = 16, kTileBytes = 64;
+constexpr int kTileRows = kTurned, kTileBytes = 64;
+constexpr int kMostTiled = kCached / 32;  // blocks of a part
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -368,9 +371,21 @@ struct alignas(64) Whole {
   int32_t products[kTileRows][16];
 };
 
-// Weights less their middle, in the order of 8-bit weights.
+// A part as tiles read it: weights less their middle, in the order of 8-bit weights, and scales as floats.
+//
+// While tiles are in use, this processor adds and multiplies floats with one of its two units, and turns whole numbers
+// into floats there too. With `is_short`, they become floats by an addition of whole numbers, which others do: that of
+// the bits of kRounding makes kRounding + n of n. A fused product with the scale then takes kRounding * scale off, which
+// is exact where a scale's last two bits are zero, so it has the one rounding that n * scale has. Only the sign of a
+// zero may differ, and adding it changes no sum, unless sums can be so small that they round to -0.
+struct alignas(64) Spread {
+  int8_t weights[kCached * kWide];
+  float scales[kMostTiled * kWide], offsets[kMostTiled * kWide];
+  bool is_short = true;
+};
+
 template <bool kNibbles>
-VNNI INLINE void spread(const Part& part, int8_t* to) {
+VNNI INLINE void spread(const Part& part, Spread& to) {
   const __m512i low = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(kNibbles ? 8 : -128);
   const size_t bytes = static_cast<size_t>(part.blocks) * part.block * kWide;
   if constexpr (kNibbles) {
@@ -378,77 +393,118 @@ VNNI INLINE void spread(const Part& part, int8_t* to) {
       for (int half = 0; half < 128; half += 64) {
         const __m512i both = _mm512_loadu_si512(part.values + at / 2 + half);
         const __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-        _mm512_store_si512(to + at + half, _mm512_sub_epi8(first, middle));
-        _mm512_store_si512(to + at + 128 + half, _mm512_sub_epi8(second, middle));
+        _mm512_store_si512(to.weights + at + half, _mm512_sub_epi8(first, middle));
+        _mm512_store_si512(to.weights + at + 128 + half, _mm512_sub_epi8(second, middle));
       }
   } else {
     for (size_t at = 0; at < bytes; at += 64)
-      _mm512_store_si512(to + at, _mm512_xor_si512(_mm512_loadu_si512(part.values + at), middle));
+      _mm512_store_si512(to.weights + at, _mm512_xor_si512(_mm512_loadu_si512(part.values + at), middle));
+  }
+  const __m512 least = _mm512_set1_ps(0x1p-20f), most = _mm512_set1_ps(0x1p100f);
+  for (int place = 0; place < part.blocks * kWide; place += 16) {
+    const __m512 scale = scale_vnni(part, place), size = _mm512_abs_ps(scale);
+    const __mmask16 exact = _mm512_testn_epi32_mask(_mm512_castps_si512(scale), _mm512_set1_epi32(3));
+    const __mmask16 usual = _mm512_cmp_ps_mask(size, least, _CMP_GE_OQ) & _mm512_cmp_ps_mask(size, most, _CMP_LE_OQ);
+    const __mmask16 zero = _mm512_cmp_ps_mask(size, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    to.is_short &= ((exact & usual) | zero) == 0xffff;
+    _mm512_store_ps(to.scales + place, scale);
+    _mm512_store_ps(to.offsets + place, _mm512_mul_ps(scale, _mm512_set1_ps(-kRounding)));
   }
 }
 
-// Registers of tiles are numbers in the text of an instruction: a macro, since no argument can be one.
-#define MULTIPLY_BLOCK(at, sum, left, right, whole)                                                        \
-  _tile_zero(sum);                                                                                         \
-  for (int k = 0; k < kBlock; k += kTileBytes) {                                                           \
-    _tile_loadd(left, rows.values + (at) * kBlock + k, rows.inputs);                                       \
-    _tile_loadd(right, weights + ((at) * kBlock + k) * kWide, kWide * 4);                                  \
-    _tile_dpbssd(sum, left, right);                                                                        \
-  }                                                                                                        \
-  _tile_stored(sum, (whole).products, sizeof (whole).products[0])
+// Registers of tiles are numbers in the text of an instruction: macros, since no argument can be one.
+#define MULTIPLY_BLOCK(at, sum, left, right)                                     \
+  _tile_zero(sum);                                                               \
+  for (int k = 0; k < kBlock; k += kTileBytes) {                                 \
+    _tile_loadd(left, values + (at) * kBlock + k, rows.inputs);                  \
+    _tile_loadd(right, weights + ((at) * kBlock + k) * kWide, size_t{kWide * 4}); \
+    _tile_dpbssd(sum, left, right);                                              \
+  }
+#define STORE_BLOCK(sum, whole) _tile_stored(sum, (whole).products, sizeof (whole).products[0])
 
-VNNI INLINE void add_block(const Whole& whole, const __m512 scale, const float* row_scales, size_t blocks,
-                           __m512 (&sum)[kTileRows]) {
+// What a block's whole numbers are multiplied with.
+struct Factors {
+  const float *scales, *offsets, *row_scales;
+};
+
+template <bool kShort>
+VNNI INLINE void add_block(const Whole& whole, const Factors& factors, size_t at, __m512 (&sum)[kTileRows]) {
+  const __m512 scale = _mm512_load_ps(factors.scales + at * kWide);
+  const __m512 offset = _mm512_load_ps(factors.offsets + at * kWide);
+  const float* row_scales = factors.row_scales + at * kTurned;
+  const __m512i rounding = _mm512_castps_si512(_mm512_set1_ps(kRounding));
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; m++) {
-    const __m512 exact = _mm512_cvtepi32_ps(_mm512_load_si512(whole.products[m]));
-    sum[m] = _mm512_fmadd_ps(_mm512_mul_ps(exact, scale), _mm512_set1_ps(row_scales[m * blocks]), sum[m]);
+    const __m512i exact = _mm512_load_si512(whole.products[m]);
+    const __m512 moved = _mm512_castsi512_ps(_mm512_add_epi32(exact, rounding));
+    const __m512 scaled =
+        kShort ? _mm512_fmadd_ps(moved, scale, offset) : _mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale);
+    sum[m] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[m]), sum[m]);
   }
 }
 
-// 16 outputs from the one at `column` on. While the floats of a block are added, the tiles multiply the next one.
-template <int kBlock>
-AMX void tile_amx(const Part& part, const int8_t* weights, int column, const Rows& rows, float* out, size_t stride,
+// 16 outputs from the one at `column` on. A block is multiplied, in the next step stored, and in the one after added:
+// a tile that is stored at once keeps the next one waiting.
+template <int kBlock, bool kShort>
+AMX void tile_amx(const Spread& part, size_t blocks, int column, const Rows& rows, float* out, size_t stride,
                   bool begins) {
   Whole even, odd;
   __m512 sum[kTileRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; m++) sum[m] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride);
-  const size_t blocks = part.blocks;
-  MULTIPLY_BLOCK(size_t{0}, 0, 2, 4, even);
-  for (size_t at = 0; at < blocks; at += 2) {
-    if (at + 1 < blocks) {
-      MULTIPLY_BLOCK(at + 1, 1, 3, 5, odd);
-    }
-    add_block(even, scale_vnni(part, at * kWide + column), rows.scales + at, rows.blocks, sum);
-    if (at + 1 == blocks) break;
-    if (at + 2 < blocks) {
-      MULTIPLY_BLOCK(at + 2, 0, 2, 4, even);
-    }
-    add_block(odd, scale_vnni(part, (at + 1) * kWide + column), rows.scales + at + 1, rows.blocks, sum);
+  const int8_t *weights = part.weights + column * 4, *values = rows.values;
+  for (int m = 0; m < kTileRows && begins; m++) __builtin_prefetch(out + m * stride, 1);  // it is written later
+  const Factors factors = {part.scales + column, part.offsets + column, rows.turned};
+  MULTIPLY_BLOCK(size_t{0}, 0, 4, 6);
+  if (blocks > 1) {
+    MULTIPLY_BLOCK(size_t{1}, 1, 5, 7);
   }
+  STORE_BLOCK(0, even);
+  size_t at = 2;
+  for (; at + 1 < blocks; at += 2) {
+    MULTIPLY_BLOCK(at, 0, 4, 6);
+    STORE_BLOCK(1, odd);
+    add_block<kShort>(even, factors, at - 2, sum);
+    MULTIPLY_BLOCK(at + 1, 1, 5, 7);
+    STORE_BLOCK(0, even);
+    add_block<kShort>(odd, factors, at - 1, sum);
+  }
+  const bool is_left = at < blocks;
+  if (is_left) {
+    MULTIPLY_BLOCK(at, 0, 4, 6);
+  }
+  if (blocks > 1) STORE_BLOCK(1, odd);
+  add_block<kShort>(even, factors, at - 2, sum);
+  if (is_left) STORE_BLOCK(0, even);
+  if (blocks > 1) add_block<kShort>(odd, factors, at - 1, sum);
+  if (is_left) add_block<kShort>(even, factors, at, sum);
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; m++) _mm512_storeu_ps(out + m * stride, sum[m]);
+}
+
+template <bool kShort>
+constexpr auto tile_of(int block) {
+  return block == 32 ? tile_amx<32, kShort> : block == 64 ? tile_amx<64, kShort> : tile_amx<128, kShort>;
 }
 
 template <bool kNibbles>
 AMX void multiply_amx(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins) {
   size_t done = 0;
   if (!part.zeros && part.block > 16 && count >= kTileRows) {
-    alignas(64) int8_t weights[kCached * kWide];
-    spread<kNibbles>(part, weights);
+    Spread spread_part;
+    spread<kNibbles>(part, spread_part);
     const int depth = std::min(part.block, kTileBytes);
     TileShapes shapes;
-    for (int tile = 0; tile < 6; tile++) {
-      shapes.row_bytes[tile] = tile / 2 == 1 ? depth : 64;
-      shapes.rows[tile] = tile / 2 == 2 ? depth / 4 : kTileRows;
+    for (int tile = 0; tile < 8; tile++) {
+      shapes.row_bytes[tile] = tile / 2 == 2 ? depth : 64;
+      shapes.rows[tile] = tile / 2 == 3 ? depth / 4 : kTileRows;
     }
-    asm volatile("" : : "r"(weights), "r"(&shapes) : "memory");  // compilers do not see what tiles read
+    asm volatile("" : : "r"(&spread_part), "r"(&shapes) : "memory");  // compilers do not see what tiles read
     _tile_loadconfig(&shapes);
-    const auto tile = part.block == 32 ? tile_amx<32> : part.block == 64 ? tile_amx<64> : tile_amx<128>;
+    const auto tile = spread_part.is_short ? tile_of<true>(part.block) : tile_of<false>(part.block);
     for (; done + kTileRows <= count; done += kTileRows)
       for (int column = 0; column < kWide; column += 16)
-        tile(part, weights + column * 4, column, rows.from(done, 0, 0), out + done * stride + column, stride, begins);
+        tile(spread_part, part.blocks, column, rows.from(done, 0, 0), out + done * stride + column, stride, begins);
     _tile_release();
   }
   if (done < count)
