@@ -62,6 +62,20 @@ INLINE Vector add_product(Vector sum, const Vector& a, const Vector& b) {
   for (size_t i = 0; i < kLanes; i++) sum.lanes[i] = std::fma(a.lanes[i], b.lanes[i], sum.lanes[i]);
   return sum;
 }
+INLINE Vector scaled(Vector a, const Vector& b) {
+  for (size_t i = 0; i < kLanes; i++) a.lanes[i] *= b.lanes[i];
+  return a;
+}
+INLINE float largest_lane(Vector value) {  // lanes in halves, as sums of them
+  for (size_t half = kLanes / 2; half; half /= 2)
+    for (size_t i = 0; i < half; i++) value.lanes[i] = std::max(value.lanes[i], value.lanes[i + half]);
+  return value.lanes[0];
+}
+INLINE float sum_of_lanes(Vector value) {
+  for (size_t half = kLanes / 2; half; half /= 2)
+    for (size_t i = 0; i < half; i++) value.lanes[i] += value.lanes[i + half];
+  return value.lanes[0];
+}
 
 INLINE float number(float value, float) { return value; }
 INLINE float number(int8_t value, float step) { return static_cast<float>(value) * step; }
@@ -113,6 +127,17 @@ TARGET INLINE void store(float* to, Vector value) { _mm256_storeu_ps(to, value);
 TARGET INLINE Vector all(float value) { return _mm256_set1_ps(value); }
 TARGET INLINE Vector larger(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 TARGET INLINE Vector add_product(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
+TARGET INLINE Vector scaled(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+TARGET INLINE float largest_lane(Vector value) {
+  const __m128 four = _mm_max_ps(_mm256_extractf128_ps(value, 1), _mm256_castps256_ps128(value));
+  const __m128 two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two));
+}
+TARGET INLINE float sum_of_lanes(Vector value) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 
 TARGET INLINE __m128 four(const float* from, const float*) { return _mm_loadu_ps(from); }
 TARGET INLINE __m128 four(const uint16_t* from, const float*) {
@@ -159,6 +184,16 @@ TARGET INLINE void store(float* to, Vector value) { _mm512_storeu_ps(to, value);
 TARGET INLINE Vector all(float value) { return _mm512_set1_ps(value); }
 TARGET INLINE Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 TARGET INLINE Vector add_product(Vector sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+TARGET INLINE Vector scaled(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+TARGET INLINE __m256 upper(Vector value) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(value), 1));
+}
+TARGET INLINE float largest_lane(Vector value) {
+  return avx2::largest_lane(_mm256_max_ps(upper(value), _mm512_castps512_ps256(value)));
+}
+TARGET INLINE float sum_of_lanes(Vector value) {
+  return avx2::sum_of_lanes(_mm256_add_ps(_mm512_castps512_ps256(value), upper(value)));
+}
 
 using avx2::four;
 using avx2::halve_four;

@@ -48,9 +48,8 @@ TARGET INLINE float exponential(float x) {
   return x < kLeastExponent ? 0.f : sum * scale;
 }
 
-// Turns the scores `from` to `to` of a block into weights. Those outside `first` to `end` are of keys not seen.
-TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t end, float cap, float* most,
-                  float* total) {
+// Finds the largest of the scores `from` to `to` of a block. Those outside `first` to `end` are of keys not seen.
+TARGET float largest_score(float* scores, size_t from, size_t to, size_t first, size_t end, float cap) {
   if (cap > 0)
     for (size_t at = from; at < to; at++) {
       const float power = exponential(std::fabs(scores[at]) * (-2 / cap));  // tanh x = (1 - e^-2x) / (1 + e^-2x)
@@ -61,21 +60,21 @@ TARGET void weigh(float* scores, size_t from, size_t to, size_t first, size_t en
   std::fill(scores + std::max(std::min(end, to), from), scores + to, unseen);
   Vector largest = all(kLowest);
   for (size_t at = from; at < to; at += kLanes) largest = larger(load(scores + at), largest);
-  float lanes[kLanes], sums[kTogether] = {};
-  store(lanes, largest);
-  for (size_t half = kLanes / 2; half; half /= 2)
-    for (size_t i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
-  const float top = lanes[0];
+  return largest_lane(largest);
+}
+
+// Turns scores into weights relative to the largest one; returns their sum.
+TARGET float weigh(float* scores, size_t from, size_t to, float most) {
+  float sums[kTogether] = {};
   for (size_t at = from; at < to; at += kTogether)
     for (size_t i = 0; i < kTogether; i++) {
-      const float weight = exponential(scores[at + i] - top);
+      const float weight = exponential(scores[at + i] - most);
       scores[at + i] = weight;
       sums[i] += weight;
     }
-  for (size_t half = kTogether / 2; half; half /= 2)
+  for (size_t half = kTogether / 2; half >= kLanes; half /= 2)
     for (size_t i = 0; i < half; i++) sums[i] += sums[i + half];
-  *most = top;
-  *total = sums[0];
+  return sum_of_lanes(load(sums));
 }
 
 // Writes `kPanel` keys as [size, kPanel]; those beyond `count` repeat the last one, and nobody sees them. Meanwhile the
@@ -140,8 +139,10 @@ TARGET void block_of(const Head& head, const Queries& queries, size_t block, flo
   each_group([&](size_t row, size_t rows, size_t ends) {
     const size_t stop = std::max(start, (ends + kPanel - 1) / kPanel * kPanel), depth = std::max(start, ends) - start;
     for (size_t i = row; i < row + rows; i++)
-      weigh(scores + i * kBlockKeys, start, stop, within(queries.first_key(i, head.window)),
-            within(queries.end_key(i)), head.cap, to.most + i, to.total + i);
+      to.most[i] = largest_score(scores + i * kBlockKeys, start, stop, within(queries.first_key(i, head.window)),
+                                 within(queries.end_key(i)), head.cap);
+    for (size_t i = row; i < row + rows; i++)
+      to.total[i] = weigh(scores + i * kBlockKeys, start, stop, to.most[i]);
     const float* weights = scores + row * kBlockKeys + start;
     for (size_t at = 0; at < wide; at += kPanel)
       kTiles[rows - 1](weights, kBlockKeys, read + at, wide, depth, to.values + row * wide + at, wide);
@@ -162,14 +163,22 @@ TARGET void begin(const Sums& sums, size_t count, size_t size) {
 
 TARGET void join(const Sums& sums, const Sums& next, size_t count, size_t size) {
   const size_t wide = padded_size(size);
-  for (size_t row = 0; row < count; row++) {
-    const float most = std::max(sums.most[row], next.most[row]);
-    const float kept = exponential(sums.most[row] - most), added = exponential(next.most[row] - most);
-    sums.most[row] = most;
-    sums.total[row] = __builtin_fmaf(next.total[row], added, sums.total[row] * kept);
-    float* to = sums.values + row * wide;
-    const float* from = next.values + row * wide;
-    for (size_t i = 0; i < wide; i++) to[i] = __builtin_fmaf(from[i], added, to[i] * kept);
+  for (size_t first = 0; first < count; first += kTogether) {
+    const size_t rows = std::min(kTogether, count - first);
+    float kept[kTogether], added[kTogether];
+    for (size_t i = 0; i < rows; i++) {
+      const size_t row = first + i;
+      const float most = std::max(sums.most[row], next.most[row]);
+      kept[i] = exponential(sums.most[row] - most), added[i] = exponential(next.most[row] - most);
+      sums.most[row] = most;
+      sums.total[row] = __builtin_fmaf(next.total[row], added[i], sums.total[row] * kept[i]);
+    }
+    for (size_t i = 0; i < rows; i++) {
+      float* to = sums.values + (first + i) * wide;
+      const float* from = next.values + (first + i) * wide;
+      for (size_t at = 0; at < wide; at += kLanes)
+        store(to + at, add_product(scaled(load(to + at), all(kept[i])), load(from + at), all(added[i])));
+    }
   }
 }
 

@@ -453,7 +453,8 @@ AMX void tile_amx(const Spread& part, size_t blocks, int column, const Rows& row
 #pragma GCC unroll 16
   for (int m = 0; m < kTileRows; m++) sum[m] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out + m * stride);
   const int8_t *weights = part.weights + column * 4, *values = rows.values;
-  for (int m = 0; m < kTileRows && begins; m++) __builtin_prefetch(out + m * stride, 1);  // it is written later
+  // The next rows' outputs come from far while these are computed.
+  for (int m = kTileRows; m < 2 * kTileRows && begins; m++) __builtin_prefetch(out + m * stride, 1, 2);
   const Factors factors = {part.scales + column, part.offsets + column, rows.turned};
   MULTIPLY_BLOCK(size_t{0}, 0, 4, 6);
   if (blocks > 1) {

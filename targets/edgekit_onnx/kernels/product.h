@@ -13,7 +13,7 @@ namespace edgekit {
 
 constexpr int kWide = 32;  // outputs that are computed together
 constexpr size_t kTurned = 16;  // rows whose scales are side by side
-constexpr size_t kPieceRows = 192;  // rows of a piece of work: their activations stay in the second cache
+constexpr size_t kPieceRows = 256;  // rows of a piece of work: their activations stay in the second cache
 
 // Weights in the order in which products read them: for each `kWide` outputs, for each 4 inputs, these 4 inputs of
 // every output. Of 4-bit weights, two such steps share a byte: the first in its low half.
