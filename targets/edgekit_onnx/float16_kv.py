@@ -48,8 +48,7 @@ def with_floats(data: bytes) -> bytes:
 
     model = onnx.ModelProto.FromString(data)
     set_cache_type(model.graph, TensorProto.FLOAT)
-    changed: bytes = model.SerializeToString()
-    return changed
+    return with_nodes(model, model.graph.node)
 
 
 def _in_halves(node: Any, known: set[str]) -> list[Any]:

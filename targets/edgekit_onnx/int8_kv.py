@@ -175,9 +175,7 @@ def with_steps(data: bytes) -> bytes:
         names = [f"step.{layer}.{kind}" for kind in ("key", "value")]
         node.input.extend([""] * (SINKS + 1 - len(node.input)) + names)  # the last input before the steps
         kinds = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": BITS}
-        others = [
-            attribute for attribute in node.attribute if attribute.name not in kinds
-        ]  # a graph saved by onnxruntime has them
+        others = [each for each in node.attribute if each.name not in kinds]  # a graph saved by onnxruntime has them
         del node.attribute[:]
         node.attribute.extend(others)
         node.attribute.extend(helper.make_attribute(name, kind) for name, kind in kinds.items())
@@ -187,8 +185,7 @@ def with_steps(data: bytes) -> bytes:
             for name in names
             if name not in known
         )
-    changed: bytes = model.SerializeToString()
-    return changed
+    return bytes(model.SerializeToString())
 
 
 def _dims(values: Any, name: str) -> list[int]:

@@ -83,8 +83,7 @@ def with_nodes(model: Any, nodes: Iterable[Any]) -> bytes:
     copied = [type(node).FromString(node.SerializeToString()) for node in nodes]  # before its own are deleted
     del model.graph.node[:]
     model.graph.node.extend(copied)
-    changed: bytes = model.SerializeToString()
-    return changed
+    return bytes(model.SerializeToString())
 
 
 def read_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:

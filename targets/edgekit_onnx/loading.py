@@ -45,11 +45,6 @@ class Graphs(NamedTuple):
     hold: Hold | None  # keeps packed graphs in the cache; None where these are the exported ones
     kernels: ProductKernels | None  # compute products in place of onnxruntime's
 
-    @property
-    def has_halves(self) -> bool:
-        """True if the packed graphs have those for a cache of 16 bits next to them."""
-        return self.hold is not None and self.plan.storage.kv_bits == HALF_BITS
-
     def open(
         self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False, halves: bool = False
     ) -> tuple[tuple[GraphPart, Any], ...]:
@@ -59,15 +54,11 @@ class Graphs(NamedTuple):
 
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
-        sessions = [
-            open_graph(
-                self.folder,
-                (self.folder / halves_of(name)).read_bytes() if halves else change(data) if change else data,
-                self.provider,
-                options(self.plan.threads, self.packs, in_order=in_order, kernels=self.kernels),
-            )
-            for name, data in self.graphs
-        ]
+        sessions = []
+        for name, given in self.graphs:
+            data = (self.folder / halves_of(name)).read_bytes() if halves else change(given) if change else given
+            chosen = options(self.plan.threads, self.packs, in_order=in_order, kernels=self.kernels)
+            sessions.append(open_graph(self.folder, data, self.provider, chosen))
         if self.hold:
             # onnxruntime read the original weights while opening; running needs only the packed ones.
             forget_pages(self.folder)
@@ -130,7 +121,7 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     if packed.folder is not None:
         graphs = [CheckedGraph(name, (packed.folder / f"{name}.onnx").read_bytes()) for name, _ in graphs]
     elif kernels:
-        graphs = [graph._replace(data=with_kernels(graph.data)) for graph in graphs]
+        graphs = [graph._replace(data=with_kernels(graph.data, gated=not plan.adapter_rank)) for graph in graphs]
     folder, chosen = packed.folder or files, options(plan.threads, packs, kernels=kernels)
     return AuditedArtifact(
         head=open_graph(folder, graphs[-1].data, provider, chosen),
@@ -171,12 +162,12 @@ def _packed(
 
     def save(folder: Path) -> None:
         if kernels:
-            pack_products(files, bits, graphs, folder)
+            pack_products(files, bits, graphs, folder, gated=not plan.adapter_rank)
         else:
             pack_apart(files, plan.threads, bits, graphs, folder)
         (folder / "model.txt").write_text(f"{plan.model.name} {plan.recipe.name}")  # for `edgekit store ls`
 
-    how = VERSION if kernels else plan.threads
+    how = f"{VERSION}, {'apart' if plan.adapter_rank else 'gated'}" if kernels else plan.threads  # adapters: apart
     return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save, own=kernels is not None)
 
 

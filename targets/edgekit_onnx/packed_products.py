@@ -19,14 +19,14 @@ from edgekit_onnx.audit import CheckedGraph
 from edgekit_onnx.data_file import DATA_FILE, DataFile, DataLocation, are_halves
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of, with_floats, with_halves
 from edgekit_onnx.layout import with_nodes
-from edgekit_onnx.product_kernels import OFFSETS_INPUT, PRODUCT, with_kernels
+from edgekit_onnx.product_kernels import OFFSETS_INPUT, PRODUCT, with_gates, with_kernels
 
 _BAND = 32  # outputs that kernels compute together
 _PIECE_BYTES = 4 << 20
 _NUMBERS = {1: np.float32, 10: np.float16}  # by onnx.TensorProto's numbers of types
 
 
-def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path) -> None:
+def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], folder: Path, *, gated: bool) -> None:
     """Write each graph into `folder`, and the weights of all into one data file there.
 
     For an artifact with a cache of 16 bits, two graphs are written: one for a cache of 32 bits, one for 16.
@@ -35,6 +35,7 @@ def pack_products(files: Path, kv_bits: int, graphs: Sequence[CheckedGraph], fol
         weights = _Weights(np.memmap(files / DATA_FILE, np.uint8, "r"), target)
         for graph in graphs:
             data = weights.moved(with_kernels(with_floats(graph.data) if kv_bits == HALF_BITS else graph.data))
+            data = with_gates(data) if gated else data
             write_file(folder / f"{graph.name}.onnx", data)
             if kv_bits == HALF_BITS:
                 write_file(folder / halves_of(graph.name), with_halves(data))
@@ -125,8 +126,7 @@ class _Weights:
         every = {tensor.name: tensor.SerializeToString() for tensor in (*kept, *added)}
         del graph.initializer[:]
         graph.initializer.extend(onnx.TensorProto.FromString(tensor) for tensor in every.values())
-        changed: bytes = with_nodes(model, nodes)
-        return changed
+        return with_nodes(model, nodes)
 
     def _values(self, stored: Any, bits: int) -> Any:
         tensor, rows, bands = _copy(stored, f"{stored.name}.packed"), self._rows(stored), -(-stored.dims[0] // _BAND)

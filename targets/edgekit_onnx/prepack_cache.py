@@ -198,7 +198,7 @@ def _make(folder: Path, name: str, save: Callable[[Path], None]) -> None:
         path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
     }
     write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
-    _mark_whole(folder, name, facts)  # the hashes are those just computed, so the next opening need not compute them
+    mark(name, "packed", _stamp(folder, facts))  # of hashes just computed, which the next opening need not repeat
 
 
 def _not_whole() -> OSError:
@@ -235,7 +235,7 @@ def is_whole(place: Path) -> bool:
             return True
         if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
             return False
-        _mark_whole(place, place.name, facts)
+        mark(place.name, "packed", _stamp(place, facts))
         return bool(facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -245,10 +245,6 @@ def _stamp(path: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]
     """Return the facts of a file that change when it is replaced or rewritten."""
     infos = [(name, (path / name).lstat()) for name in names]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
-
-
-def _mark_whole(path: Path, name: str, names: Iterable[str]) -> None:
-    mark(name, "packed", _stamp(path, names))
 
 
 def _limit() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ PRODUCT, DOMAIN = "Product", "edgekit"
 OFFSETS_INPUT = 6  # index of what is added to the weights of each block
 VERSION = "kernels of edgekit, 4"  # raise it with every change of the bytes that they read, or of their results
 _FAST = 4  # accuracy level of products that round activations to 8 bits
-_BLOCKS = (16, 32, 64, 128)
+_BLOCKS, _INPUTS = (16, 32, 64, 128), OFFSETS_INPUT + 1  # of a product
 # Operators whose rows may depend on the number of rows in a call. Norms and functions of single numbers do not: a test
 # of theirs on x86-64 found no other bit in any of 1 to 13 rows, on 1 to 3 threads.
 _DEPENDENT = ("FusedMatMul", "LinearAttention", "MatMulNBits", "MoE", "MultiHeadAttention", "QMoE")
@@ -54,8 +55,8 @@ def _loaded() -> ProductKernels | None:
     return ProductKernels(_LIBRARY, path, hashlib.sha256(_LIBRARY.read_bytes()).hexdigest())
 
 
-def with_kernels(data: bytes) -> bytes:
-    """Return the graph with edgekit's operators in place of those that they compute alike."""
+def with_kernels(data: bytes, *, gated: bool = False) -> bytes:
+    """Return the graph with edgekit's operators in place of those that they compute alike; `gated`: with gates."""
     import onnx
     from onnx import helper
 
@@ -68,7 +69,8 @@ def with_kernels(data: bytes) -> bytes:
         elif node.op_type == "GroupQueryAttention":
             node.domain = DOMAIN
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return with_nodes(model, _with_offsets(model.graph))
+    changed = with_nodes(model, _with_offsets(model.graph))
+    return with_gates(changed) if gated else changed
 
 
 def _with_offsets(graph: Any) -> list[Any]:
@@ -87,6 +89,28 @@ def _with_offsets(graph: Any) -> list[Any]:
             moved |= {id(node), id(added)}
     left = [node for node in graph.node if id(node) not in moved]
     return read_nodes(left, [output.name for output in graph.output])
+
+
+def with_gates(data: bytes) -> bytes:
+    """Return the graph with one operator for two products of the same rows, where the silu of one gates the other."""
+    import onnx
+
+    model = onnx.ModelProto.FromString(data)
+    makers: dict[str, Any] = {node.output[0]: node for node in model.graph.node}
+    users = Counter(name for node in model.graph.node for name in node.input)
+    for node in (node for node in makers.copy().values() if node.op_type == "Mul"):
+        silu, up = (makers.get(name, node) for name in node.input)
+        is_silu = silu.op_type == "QuickGelu" and [each.f for each in silu.attribute] == [1.0]
+        gate = makers.get(silu.input[0], node) if is_silu else node
+        if not gate.op_type == up.op_type == PRODUCT or any(users[part.output[0]] > 1 for part in (gate, silu, up)):
+            continue
+        if gate.attribute == up.attribute and gate.input[0] == up.input[0]:
+            node.op_type, node.domain = "GatedProduct", DOMAIN
+            node.input[:] = [*gate.input, *[""] * (_INPUTS - len(gate.input)), *up.input[1:]]
+            node.attribute.extend(gate.attribute)
+            for part in (gate, silu, up):
+                del makers[part.output[0]]
+    return with_nodes(model, makers.values())
 
 
 def rows_are_alone(data: bytes) -> bool:

@@ -71,7 +71,8 @@ class SessionVariants:
                 return with_width(data) if with_width else data
 
             with vendor_errors("onnx"):
-                halves = variant == Variant(HALF_BITS, frozenset()) and self._graphs.has_halves
+                packed_for = self._graphs.plan.storage.kv_bits if self._graphs.hold else None
+                halves = variant == Variant(HALF_BITS, frozenset()) and packed_for == HALF_BITS
                 self._open[variant] = self._graphs.open(
                     None if halves else change, in_order=variant.attends, halves=halves
                 )

@@ -34,8 +34,7 @@ class SlotTable:
     ) -> None:
         """`steps`: of an 8-bit cache."""
         self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
-        self.steps = steps
-        self.states: list[SlotHolder] = []
+        self.steps, self.states = steps, list[SlotHolder]()
 
     def add(self, state: SlotHolder) -> int:
         """Assign the lowest free slot to `state` and return it."""

@@ -18,46 +18,18 @@ std::string shown(const std::vector<int64_t>& shape) {
 namespace {
 
 enum Input { kActivations, kValues, kScales, kZeros, kOrder, kBias, kOffsets, kInputs };
+constexpr size_t kOfWeights = kInputs - kValues;  // inputs; those of a product of gates stand before the others
 constexpr int64_t kMostSize = 1 << 26;     // outputs or inputs of a product
 constexpr size_t kPieceBytes = 32 << 10;   // of weights: least work for which a thread is asked
 constexpr size_t kPieceInputs = 16 << 10;  // that are rounded at once
 
 class ProductNode : public Node {
  public:
-  ProductNode(const CustomOp&, const Api& api, const void* info) : Node("Product", api, info) {
-    const int64_t inputs = size(info, "K", kMostSize), outputs = size(info, "N", kMostSize);
-    const int64_t bits = api.attribute(info, "bits"), block = api.attribute(info, "block_size");
-    require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
-    require(block == 16 || block == 32 || block == 64 || block == 128,
-            "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
-    const bool is_packed = attribute<int64_t>(info, "packed", 0) != 0;
-    weights_.outputs = outputs, weights_.inputs = inputs;
-    weights_.bits = static_cast<int>(bits), weights_.block = static_cast<int>(block);
-    const int64_t blocks = weights_.blocks = (inputs + block - 1) / block;
-    const int64_t bands = weights_.bands(), band_bytes = weights_.band_bytes();
-    using Shape = std::vector<int64_t>;
-    const void* values = constant(info, kValues, "B", {kUInt8},
-                                  is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}).data;
-    const Tensor scales = is_packed ? constant(info, kScales, "scales", {kFloat, kHalf}, {bands, blocks, kWide})
-                                    : constant(info, kScales, "scales", {kFloat}, {outputs, blocks});
-    const auto* zeros = static_cast<const uint8_t*>(
-        constant(info, kZeros, "zero_points", {kUInt8}, {outputs, (blocks * bits + 7) / 8}).data);
-    const auto* bias = static_cast<const float*>(constant(info, kBias, "bias", {kFloat}, {outputs}).data);
-    require(values && scales.data, "B or scales are missing");
-    require(!has_input(info, kOrder), "g_idx is not supported, the graph must not have it");
-    const auto* offsets = static_cast<const uint16_t*>(
-        constant(info, kOffsets, "offsets", {kHalf}, is_packed ? Shape{bands, blocks, kWide} : Shape{outputs, blocks})
-            .data);
-    require(!is_packed || !zeros, "packed weights have no zero_points");
-    if (bias) weights_.bias.assign(bias, bias + outputs);
-    if (is_packed) {
-      weights_.values = static_cast<const uint8_t*>(values);
-      weights_.scales = scales.data;
-      weights_.halves = scales.element == kHalf;
-      weights_.offsets = offsets;
-    } else {
-      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, offsets, weights_);
-    }
+  ProductNode(const CustomOp& op, const Api& api, const void* info)
+      : Node("Product", api, info), is_gated_(op.input_count(&op) > kInputs) {
+    if (is_gated_) read(info, 0, gates_);
+    read(info, is_gated_ ? kOfWeights : 0, weights_);
+    require(!is_gated_ || !gates_.zeros == !weights_.zeros, "one of two products has zero_points");
   }
 
   void compute(void* context) const {
@@ -81,7 +53,8 @@ class ProductNode : public Node {
     auto* scales = static_cast<float*>(scratch.data) + turned;
     auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
     const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, scales - turned, padded, blocks};
-    run(context, {chosen.load(), &weights_, static_cast<const float*>(input.data), rows, count, written});
+    run(context, {chosen.load(), &weights_, is_gated_ ? &gates_ : nullptr, static_cast<const float*>(input.data), rows,
+                  count, written});
   }
 
   Status* status_of_compute(void* context) const {
@@ -96,21 +69,58 @@ class ProductNode : public Node {
     size_t across;           // pieces of one group of rows
   };
 
-  bool has_input(const void* info, Input input) const {
+  // Reads the weights whose inputs stand `shift` after those of a lone product.
+  void read(const void* info, size_t shift, Weights& to) const {
+    const int64_t inputs = size(info, "K", kMostSize), outputs = size(info, "N", kMostSize);
+    const int64_t bits = api_.attribute(info, "bits"), block = api_.attribute(info, "block_size");
+    require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + ", it must be 4 or 8");
+    require(block == 16 || block == 32 || block == 64 || block == 128,
+            "block_size is " + std::to_string(block) + ", it must be 16, 32, 64 or 128");
+    const bool is_packed = attribute<int64_t>(info, "packed", 0) != 0;
+    to.outputs = outputs, to.inputs = inputs;
+    to.bits = static_cast<int>(bits), to.block = static_cast<int>(block);
+    const int64_t blocks = to.blocks = (inputs + block - 1) / block;
+    const int64_t bands = to.bands(), band_bytes = to.band_bytes();
+    using Shape = std::vector<int64_t>;
+    const void* values = constant(info, shift + kValues, "B", {kUInt8},
+                                  is_packed ? Shape{bands, band_bytes} : Shape{outputs, blocks, block * bits / 8}).data;
+    const Tensor scales = is_packed ? constant(info, shift + kScales, "scales", {kFloat, kHalf}, {bands, blocks, kWide})
+                                    : constant(info, shift + kScales, "scales", {kFloat}, {outputs, blocks});
+    const auto* zeros = static_cast<const uint8_t*>(
+        constant(info, shift + kZeros, "zero_points", {kUInt8}, {outputs, (blocks * bits + 7) / 8}).data);
+    const auto* bias = static_cast<const float*>(constant(info, shift + kBias, "bias", {kFloat}, {outputs}).data);
+    require(values && scales.data, "B or scales are missing");
+    require(!has_input(info, shift + kOrder), "g_idx is not supported, the graph must not have it");
+    const Shape of_blocks = is_packed ? Shape{bands, blocks, kWide} : Shape{outputs, blocks};
+    const auto* offsets =
+        static_cast<const uint16_t*>(constant(info, shift + kOffsets, "offsets", {kHalf}, of_blocks).data);
+    require(!is_packed || !zeros, "packed weights have no zero_points");
+    if (bias) to.bias.assign(bias, bias + outputs);
+    if (is_packed) {
+      to.values = static_cast<const uint8_t*>(values);
+      to.scales = scales.data;
+      to.halves = scales.element == kHalf;
+      to.offsets = offsets;
+    } else {
+      pack(static_cast<const uint8_t*>(values), static_cast<const float*>(scales.data), zeros, offsets, to);
+    }
+  }
+
+  bool has_input(const void* info, size_t input) const {
     size_t count = 0, letters = 0;  // with the null at the end
     api_.check(kGetInputCount, info, &count);
-    if (static_cast<size_t>(input) >= count) return false;
-    api_.check(kGetInputName, info, static_cast<size_t>(input), static_cast<char*>(nullptr), &letters);
+    if (input >= count) return false;
+    api_.check(kGetInputName, info, input, static_cast<char*>(nullptr), &letters);
     return letters > 1;
   }
 
   // An input that the graph holds, whose data stays while the session is open; without data where it is absent.
-  Tensor constant(const void* info, Input input, const std::string& name, std::initializer_list<int> elements,
+  Tensor constant(const void* info, size_t input, const std::string& name, std::initializer_list<int> elements,
                   const std::vector<int64_t>& expected) const {
     if (!has_input(info, input)) return {};
     int is_constant = 0;
     const void* value = nullptr;
-    api_.check(kGetConstantInput, info, static_cast<size_t>(input), &is_constant, &value);
+    api_.check(kGetConstantInput, info, input, &is_constant, &value);
     require(is_constant && value, name + " must be a constant of the graph");
     Tensor tensor = api_.tensor(value);
     require(std::count(elements.begin(), elements.end(), tensor.element) == 1,
@@ -144,20 +154,26 @@ class ProductNode : public Node {
     });
   }
 
-  Weights weights_;
+  bool is_gated_;
+  Weights weights_, gates_;
 };
 
+// A product; `kGated`: times the activated gates, which are a second product of the same activations.
+template <bool kGated>
 struct ProductOp : NodeOp {
   ProductOp() {
     runs<ProductNode>();
-    name = [](const CustomOp*) { return "Product"; };
-    input_count = [](const CustomOp*) { return size_t{kInputs}; };
+    name = [](const CustomOp*) { return kGated ? "GatedProduct" : "Product"; };
+    input_count = [](const CustomOp*) { return kInputs + (kGated ? kOfWeights : 0); };
     input_type = [](const CustomOp*, size_t index) -> int {
-      if (index == kScales) return kUndefined;  // any, which the kernel checks
-      if (index == kOffsets) return kHalf;
-      return index == kOrder ? kInt32 : index == kValues || index == kZeros ? kUInt8 : kFloat;
+      const size_t of_one = index >= kInputs ? index - kOfWeights : index;
+      if (of_one == kScales) return kUndefined;  // any, which the kernel checks
+      if (of_one == kOffsets) return kHalf;
+      return of_one == kOrder ? kInt32 : of_one == kValues || of_one == kZeros ? kUInt8 : kFloat;
     };
-    input_presence = [](const CustomOp*, size_t index) -> int { return index < kZeros ? kRequired : kOptional; };
+    input_presence = [](const CustomOp*, size_t index) -> int {
+      return (index >= kInputs ? index - kOfWeights : index) < kZeros ? kRequired : kOptional;
+    };
     output_count = [](const CustomOp*) { return size_t{1}; };
     output_type = [](const CustomOp*, size_t) -> int { return kFloat; };
   }
@@ -183,7 +199,8 @@ struct OrtApiBase {
 
 __attribute__((visibility("default"))) edgekit::Status* RegisterCustomOps(void* options, const OrtApiBase* base) {
   using namespace edgekit;
-  static const ProductOp product;
+  static const ProductOp<false> product;
+  static const ProductOp<true> gated;
   static void* domain = nullptr;  // one for all sessions, which only read it
   static std::mutex mutex;
   const Api api(base->api(kApiVersion));
@@ -192,6 +209,7 @@ __attribute__((visibility("default"))) edgekit::Status* RegisterCustomOps(void* 
     if (domain == nullptr) {
       api.check(kCreateCustomOpDomain, "edgekit", &domain);
       api.check(kAddToDomain, domain, static_cast<const CustomOp*>(&product));
+      api.check(kAddToDomain, domain, static_cast<const CustomOp*>(&gated));
       for (const CustomOp* attention : attention_operators()) api.check(kAddToDomain, domain, attention);
     }
     api.check(kAddCustomOpDomain, options, domain);

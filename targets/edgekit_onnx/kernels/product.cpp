@@ -130,12 +130,49 @@ void multiply_plain(const Part& part, const Rows& rows, size_t count, float* out
   }
 }
 
-constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>, add_offsets_plain};
+// 1 / (1 + e^-x) within rounding, for x from -18 to 18.
+INLINE float logistic(float x) {
+  const float square = x * x;
+  float above = __builtin_fmaf(square, 4.37031012579801e-11f, 1.15627324459942e-07f);
+  above = __builtin_fmaf(above, square, 6.08574864600143e-05f);
+  above = __builtin_fmaf(above, square, 8.51377133304701e-03f);
+  above = __builtin_fmaf(above, square, 2.48287947061529e-01f) * x;
+  float below = __builtin_fmaf(square, 6.10247389755681e-13f, 5.76102136993427e-09f);
+  below = __builtin_fmaf(below, square, 6.29106785017040e-06f);
+  below = __builtin_fmaf(below, square, 1.70198817374094e-03f);
+  below = __builtin_fmaf(below, square, 1.16817656904453e-01f);
+  below = __builtin_fmaf(below, square, 9.93151921023180e-01f);
+  return above / below + 0.5f;
+}
+
+// Bounds are loops of their own, since compilers make branches of bounds within one. NaN stays.
+INLINE void gate_rows(const float* gates, const float* values, size_t count, float* out, size_t stride) {
+  for (size_t m = 0; m < count; m++, gates += kWide, values += kWide, out += stride) {
+    float bounded[kWide], shares[kWide];
+    for (int c = 0; c < kWide; c++) bounded[c] = gates[c] < -18.f ? -18.f : gates[c];
+    for (int c = 0; c < kWide; c++) bounded[c] = bounded[c] > 18.f ? 18.f : bounded[c];
+    for (int c = 0; c < kWide; c++) shares[c] = logistic(bounded[c]);
+    for (int c = 0; c < kWide; c++) shares[c] = shares[c] < 0.f ? 0.f : shares[c];
+    for (int c = 0; c < kWide; c++) shares[c] = shares[c] > 1.f ? 1.f : shares[c];
+    for (int c = 0; c < kWide; c++) bounded[c] = gates[c] * shares[c] * values[c];
+    std::memcpy(out, bounded, sizeof bounded);
+  }
+}
+
+void gate_plain(const float* gates, const float* values, size_t count, float* out, size_t stride) {
+  gate_rows(gates, values, count, out, stride);
+}
+
+constexpr Path kPlain = {"plain", quantise_plain, multiply_plain<true>, multiply_plain<false>, add_offsets_plain, gate_plain};
 
 #if defined(__x86_64__)
 
 AVX2 void quantise_avx2(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
   quantise_row(from, inputs, block, to, factor);
+}
+
+AVX2 void gate_avx2(const float* gates, const float* values, size_t count, float* out, size_t stride) {
+  gate_rows(gates, values, count, out, stride);
 }
 
 AVX2 INLINE __m256i four_avx2(const int8_t* from) {
@@ -256,6 +293,10 @@ AVX2 void tile_avx2(const Part& part, const Rows& rows, float* out, size_t strid
 
 VNNI void quantise_vnni(const float* from, size_t inputs, int block, const Rows& to, int32_t factor) {
   quantise_row(from, inputs, block, to, factor);
+}
+
+VNNI void gate_vnni(const float* gates, const float* values, size_t count, float* out, size_t stride) {
+  gate_rows(gates, values, count, out, stride);
 }
 
 VNNI INLINE __m512i four_vnni(const int8_t* from) {
@@ -521,15 +562,15 @@ bool has_tiles() {
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-constexpr Path kAmx = {"avx512amx", quantise_vnni, multiply_amx<true>, multiply_amx<false>, add_offsets_avx2};
+constexpr Path kAmx = {"avx512amx", quantise_vnni, multiply_amx<true>, multiply_amx<false>, add_offsets_avx2, gate_vnni};
 #endif
 
 constexpr Path kAvx2 = {"avx2", quantise_avx2, multiply_tiles<kAvx2Tiles<true, false>, 6>,
-                        multiply_tiles<kAvx2Tiles<false, false>, 6>, add_offsets_avx2};
+                        multiply_tiles<kAvx2Tiles<false, false>, 6>, add_offsets_avx2, gate_avx2};
 constexpr Path kAvxVnni = {"avxvnni", quantise_avx2, multiply_tiles<kAvx2Tiles<true, true>, 5>,
-                           multiply_tiles<kAvx2Tiles<false, true>, 5>, add_offsets_avx2};
+                           multiply_tiles<kAvx2Tiles<false, true>, 5>, add_offsets_avx2, gate_avx2};
 constexpr Path kVnni = {"avx512vnni", quantise_vnni, multiply_tiles<kVnniTiles<true>, 6>,
-                        multiply_tiles<kVnniTiles<false>, 6>, add_offsets_avx2};
+                        multiply_tiles<kVnniTiles<false>, 6>, add_offsets_avx2, gate_vnni};
 
 bool has(const Path& path) {
   __builtin_cpu_init();
@@ -605,34 +646,40 @@ void Product::quantise(size_t first, size_t last) const {
 }
 
 void Product::multiply(size_t band, size_t first, size_t last) const {
-  const Weights& w = *weights;
-  const size_t count = last - first, left = std::min<size_t>(kWide, w.outputs - band * kWide);
-  float* out = output + first * w.outputs + band * kWide;
-  size_t stride = w.outputs;
-  float aside[kPieceRows * kWide];  // for a band that is not full, which is computed beside the output
-  if (left < kWide) {
-    out = aside;
-    stride = kWide;
+  const size_t outputs = weights->outputs, left = std::min<size_t>(kWide, outputs - band * kWide);
+  float* out = output + first * outputs + band * kWide;
+  if (left == kWide && !gates) return multiply(*weights, band, first, last, out, outputs);
+  alignas(64) float values[kPieceRows * kWide], of_gates[kPieceRows * kWide];  // beside the output
+  multiply(*weights, band, first, last, values, kWide);
+  if (gates) {
+    multiply(*gates, band, first, last, of_gates, kWide);
+    if (left == kWide) return path->gate(of_gates, values, last - first, out, outputs);
+    path->gate(of_gates, values, last - first, values, kWide);
   }
-  const uint8_t* values = w.values + band * w.band_bytes();
-  const size_t place = band * w.blocks * kWide;
-  const size_t most = kCached / w.block, scale_bytes = w.halves ? sizeof(uint16_t) : sizeof(float);
-  const auto* scales = static_cast<const uint8_t*>(w.scales);
-  for (size_t at = 0; at < w.blocks; at += most) {
-    const Part part = {values + at * w.block * kWide * w.bits / 8,
+  for (size_t m = 0; m < last - first; m++)
+    std::copy(values + m * kWide, values + m * kWide + left, out + m * outputs);
+}
+
+void Product::multiply(const Weights& with, size_t band, size_t first, size_t last, float* out, size_t stride) const {
+  const size_t count = last - first, left = std::min<size_t>(kWide, with.outputs - band * kWide);
+  const uint8_t* values = with.values + band * with.band_bytes();
+  const size_t place = band * with.blocks * kWide;
+  const size_t most = kCached / with.block, scale_bytes = with.halves ? sizeof(uint16_t) : sizeof(float);
+  const auto* scales = static_cast<const uint8_t*>(with.scales);
+  for (size_t at = 0; at < with.blocks; at += most) {
+    const Part part = {values + at * with.block * kWide * with.bits / 8,
                        scales + (place + at * kWide) * scale_bytes,
-                       w.halves,
-                       w.zeros ? w.zeros + place + at * kWide : nullptr,
-                       static_cast<int>(std::min(most, w.blocks - at)),
-                       w.block};
-    (w.bits == 4 ? path->nibbles : path->bytes)(part, rows.from(first, at, w.block), count, out, stride, at == 0);
+                       with.halves,
+                       with.zeros ? with.zeros + place + at * kWide : nullptr,
+                       static_cast<int>(std::min(most, with.blocks - at)),
+                       with.block};
+    const Multiply multiply = with.bits == 4 ? path->nibbles : path->bytes;
+    multiply(part, rows.from(first, at, with.block), count, out, stride, at == 0);
   }
-  if (w.offsets) path->add_offsets(w.offsets + place, rows.from(first, 0, 0), count, factor(), out, stride);
-  if (!w.bias.empty())
+  if (with.offsets) path->add_offsets(with.offsets + place, rows.from(first, 0, 0), count, factor(), out, stride);
+  if (!with.bias.empty())
     for (size_t m = 0; m < count; m++)
-      for (size_t c = 0; c < left; c++) out[m * stride + c] += w.bias[band * kWide + c];
-  for (size_t m = 0; m < count && left < kWide; m++)
-    std::copy(out + m * kWide, out + m * kWide + left, output + (first + m) * w.outputs + band * kWide);
+      for (size_t c = 0; c < left; c++) out[m * stride + c] += with.bias[band * kWide + c];
 }
 
 }  // namespace edgekit

@@ -69,6 +69,8 @@ struct Part {
 using Quantise = void (*)(const float* from, size_t inputs, int block, const Rows& to, int32_t factor);
 // Adds to `out`, or begins there, the products of `count` rows.
 using Multiply = void (*)(const Part& part, const Rows& rows, size_t count, float* out, size_t stride, bool begins);
+// `count` rows of `kWide` values times silu(gates): x / (1 + e^-x), by the approximation that onnxruntime has for it.
+using Gate = void (*)(const float* gates, const float* values, size_t count, float* out, size_t stride);
 
 // Adds to `kWide` outputs what is added to the weights of each block, times the sum of the block's activations;
 // `factor` is of the mends.
@@ -81,6 +83,7 @@ struct Path {
   Quantise quantise;
   Multiply nibbles, bytes;
   AddOffsets add_offsets;
+  Gate gate;
 };
 
 // The fastest path of this processor, or the named one; null if it lacks that.
@@ -89,7 +92,7 @@ const Path* path_named(const char* name);
 // One piece of a call: some rows times some outputs. Pieces may run at once, in any order.
 struct Product {
   const Path* path;
-  const Weights* weights;
+  const Weights *weights, *gates;  // gates: of a second product with the same rows; may be null
   const float* input;
   Rows rows;
   size_t count;
@@ -98,6 +101,10 @@ struct Product {
   int32_t factor() const;  // of the mends
   void quantise(size_t first, size_t last) const;
   void multiply(size_t band, size_t first, size_t last) const;  // at most kPieceRows
+
+ private:
+  // Of a band that is not full, what stands beyond its outputs is written too.
+  void multiply(const Weights& with, size_t band, size_t first, size_t last, float* out, size_t stride) const;
 };
 
 }  // namespace edgekit
