@@ -52,7 +52,8 @@ class ProductNode : public Node {
     const Scratch scratch(*this, (count + kTurned) * row_bytes);
     auto* scales = static_cast<float*>(scratch.data) + turned;
     auto* mends = reinterpret_cast<int32_t*>(scales + count * blocks);
-    const Rows rows = {reinterpret_cast<int8_t*>(mends + count * blocks), scales, mends, scales - turned, padded, blocks};
+    auto* values = reinterpret_cast<int8_t*>(mends + count * blocks);
+    const Rows rows = {values, scales, mends, scales - turned, padded, blocks};
     run(context, {chosen.load(), &weights_, is_gated_ ? &gates_ : nullptr, static_cast<const float*>(input.data), rows,
                   count, written});
   }

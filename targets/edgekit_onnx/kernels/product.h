@@ -12,7 +12,7 @@
 namespace edgekit {
 
 constexpr int kWide = 32;  // outputs that are computed together
-constexpr size_t kTurned = 16;  // rows whose scales are side by side
+constexpr size_t kTurned = 16;      // rows whose scales are side by side
 constexpr size_t kPieceRows = 256;  // rows of a piece of work: their activations stay in the second cache
 
 // Weights in the order in which products read them: for each `kWide` outputs, for each 4 inputs, these 4 inputs of
@@ -46,13 +46,14 @@ struct Rows {
   int8_t* values;
   float* scales;
   int32_t* mends;
-  float* turned;  // the scales again: of 16 rows side by side, then those of their next block
+  float* turned;          // the scales again: of 16 rows side by side, then those of their next block
   size_t inputs, blocks;  // of a row
 
   // From a row and a block on. After the first call `row` must be a multiple of 16 for those who read `turned`.
   Rows from(size_t row, size_t block, size_t block_inputs) const {
     const size_t place = row * blocks + block, tiled = (row / kTurned * blocks + block) * kTurned + row % kTurned;
-    return {values + row * inputs + block * block_inputs, scales + place, mends + place, turned + tiled, inputs, blocks};
+    const size_t value = row * inputs + block * block_inputs;
+    return {values + value, scales + place, mends + place, turned + tiled, inputs, blocks};
   }
 };
 
