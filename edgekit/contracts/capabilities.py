@@ -7,15 +7,17 @@ from typing import Literal
 
 from edgekit.common.base import Frozen
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.model.spec import ModelSpec
 
-# The first four are properties of a model, the others are requested of a plan.
+# The first four are properties of a model, minima one of kept integers, and the others are requested of a plan.
 Feature = Literal[
     "encoders",
     "recurrent layers",
     "experts",
     "per-layer embeddings",
+    "minima",
     "evictions",
     "exits",
     "drafting heads",
@@ -28,6 +30,7 @@ _WITHOUT: Mapping[Feature, str] = {
     "recurrent layers": "the recurrent layers of {family} are not supported; choose onnx or mlx",
     "experts": "the experts of {family} are not supported; choose onnx or mlx",
     "per-layer embeddings": "the layers of {family} are not supported; choose onnx",
+    "minima": "integers whose groups add a minimum are not supported; choose --recipe s8, which rounds them again",
     "evictions": "a window needs evictions, which are not supported; plan without --window",
     "exits": "exits are not supported; plan without --exit",
     "drafting heads": "hidden states for a drafting head are not supported; plan without --drafter",
@@ -110,10 +113,16 @@ def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
     return _first_missing(needed, model, able)
 
 
+def recipe_refusal(recipe: Recipe, able: Capabilities) -> str | None:
+    """Return the reason why a backend cannot run models in this recipe; None if it can."""
+    lacks_minima = any(rule.format.minima for rule in recipe.rules) and "minima" not in able.features
+    return able.refusal or (able.why_not.get("minima", _WITHOUT["minima"]) if lacks_minima else None)
+
+
 def plan_refusal(plan: Plan, able: Capabilities) -> str | None:
     """Return the reason why a backend cannot run the plan; None if it can."""
     model, bits, layers = plan.model, plan.storage.kv_bits, len(plan.model.layers)
-    if reason := model.exportable or model_refusal(model, able) or able.refusal:
+    if reason := model.exportable or model_refusal(model, able) or recipe_refusal(plan.recipe, able):
         return reason
     if bits not in able.kv_bits:
         known = " or ".join(map(str, able.kv_bits))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
-from edgekit.contracts.capabilities import Capabilities, plan_refusal
+from edgekit.contracts.capabilities import Capabilities, plan_refusal, recipe_refusal
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.memory import ExportCosts, MemoryLoad, Term, usual_terms
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
@@ -45,7 +45,7 @@ class Offer(Frozen):
     @property
     def refusal(self) -> str | None:
         """The reason why it cannot be chosen, with the fix; such an offer is only listed."""
-        return self.unavailable or self.capabilities.refusal
+        return self.unavailable or recipe_refusal(self.recipe, self.capabilities)
 
 
 class KVRounding(Protocol):

@@ -58,7 +58,7 @@ def _refusal(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
         if tensor.role == "embedding" and stored.kind == "s4":
             return f"recipe {recipe.name} has a 4-bit token embedding; 8 bits or floats are supported"
         in_groups = stored.kind == "s4" or stored.group is not None
-        if stored.scales and in_groups and (stored.kind == "s8" or stored.scales != "bfloat16" or stored.minima):
+        if stored.scales and in_groups and (stored.kind == "s8" or stored.scales != "bfloat16"):
             return (
                 f"{tensor.module} keeps {stored} with scales in {stored.scales} ({recipe.keeps}); XNNPACK "
                 "holds groups of 4 bits with positive bfloat16 scales: choose onnx or mlx, or --recipe s8, which "

@@ -22,7 +22,9 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str, context: int) -
     no_evictions = _no_evictions(model, context)
     # An 8- or 4-bit cache rotates its values in blocks.
     can_quantise = all(layer.head_dim % QUANTISED_KV_HEADS == 0 for layer in model.layers)
-    features: set[Feature] = {"adapters"} if no_evictions else {"adapters", "evictions"}
+    features: set[Feature] = {"adapters", "minima"}
+    if not no_evictions:
+        features.add("evictions")
     return Capabilities(
         vocabulary=model.vocab_size,
         # The usual width comes first.

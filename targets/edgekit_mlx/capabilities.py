@@ -12,7 +12,8 @@ def capabilities(model: ModelSpec, *, on_metal: bool) -> Capabilities:
     """Return what the GPU or the CPU can do with the model."""
     # Evictions leave later tokens where they are, so scores must not depend on positions themselves.
     can_evict = not model.norms_after_rope
-    features: set[Feature] = {"recurrent layers", "experts", "per-layer embeddings", "drafting heads", "adapters"}
+    features: set[Feature] = {"recurrent layers", "experts", "per-layer embeddings", "minima", "adapters"}
+    features.add("drafting heads")
     features |= {"evictions"} if can_evict else set()
     features |= set() if is_recurrent(model) else {"exits"}
     # 8 and 4 bits need a group that divides every head.

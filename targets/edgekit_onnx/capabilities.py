@@ -27,6 +27,8 @@ def capabilities(model: ModelSpec, recipe: Recipe, backend: str) -> Capabilities
     )
     if not is_recurrent(model) and not model.layer_scalars:
         features.add("exits")
+    if not model.experts:
+        features.add("minima")
     on_the_cpu = "supported on the CPU alone; plan for cpu"
     return Capabilities(
         vocabulary=model.vocab_size,
@@ -75,8 +77,6 @@ def _refusal(model: ModelSpec, recipe: Recipe) -> str | None:
     """Return the reason why the model cannot be exported in this recipe; None if it can."""
     if recipe.is_rare():
         return f"recipe {recipe.name} has a format that only other engines hold; choose an s4, s8 or float recipe"
-    if model.experts and any(rule.format.minima for rule in recipe.rules):
-        return f"experts in {recipe.keeps} add a minimum to each group; choose --recipe s8, which rounds them again"
     odd = [layer.head_dim for layer in model.layers if layer.head_dim % 8 and not (layer.is_recurrent or model.encoder)]
     if odd:
         return f"heads of {odd[0]} values are not supported, only multiples of 8; plan for another target"
