@@ -96,8 +96,8 @@ def read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) 
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise failed(target, f"{missing[0]}.weight{others} cannot be found in the written files")
     if not is_native:
-        of_integers = ", their integers" * any(rule.format.minima for rule in plan.recipe.rules)
-        return ReadBack(f"{len(errors)} quantised matrices read back{of_integers} bit for bit", is_read=True)
+        what = ", their integers" * plan.recipe.has_minima
+        return ReadBack(f"{len(errors)} quantised matrices read back{what} bit for bit", is_read=True)
     furthest = max(errors.values(), default=0.0)
     return ReadBack(f"{len(errors)} matrices read back, at most {furthest:.0%} from the float ones", is_read=True)
 

@@ -115,7 +115,7 @@ def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
 
 def recipe_refusal(recipe: Recipe, able: Capabilities) -> str | None:
     """Return the reason why a backend cannot run models in this recipe; None if it can."""
-    lacks_minima = any(rule.format.minima for rule in recipe.rules) and "minima" not in able.features
+    lacks_minima = recipe.has_minima and "minima" not in able.features
     return able.refusal or (able.why_not.get("minima", _WITHOUT["minima"]) if lacks_minima else None)
 
 

@@ -179,6 +179,11 @@ class Recipe(Frozen):
         """True if rounding to the nearest loses much in a matrix."""
         return any(rule.format.has_few_bits for rule in self.rules)
 
+    @property
+    def has_minima(self) -> bool:
+        """True if groups of kept integers add a minimum."""
+        return any(rule.format.minima for rule in self.rules)
+
     def is_exact(self) -> bool:
         """Return True if nothing is quantised."""
         return all(rule.format.is_float for rule in self.rules)

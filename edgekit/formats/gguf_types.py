@@ -221,12 +221,11 @@ def integers(type_id: int, data: ByteArray, row_values: int) -> IntegerRows:
     """
     kind = TYPES[type_id]
     blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
-    minima: Floats | None = None
     with np.errstate(invalid="ignore", over="ignore"):
         if kind.name == "Q4_K":
             values = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
             scales, lows = (each.astype(np.float16).astype(np.float32) for each in _steps_and_lows(blocks))
-            minima = -lows
+            minima: Floats | None = -lows
         else:
             scales = _halves(blocks, 0)
             minima = _halves(blocks, 2) if kind.name == "Q4_1" else None

@@ -322,7 +322,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
     for shard in shards:
         statistics |= parts.read_statistics(folder / shard)
     manifest = NeutralManifest(
-        version=_version(recipe),
+        version=2 if recipe.keeps is None else MANIFEST_VERSION if recipe.has_minima else 3,
         model=order.model,
         recipe=recipe,
         method=order.method,
@@ -337,13 +337,6 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
         notes=(*notes, *_expert_notes(order, statistics), *(notes_of(order.device) if order.device else ())),
     )
     write_file(folder / MANIFEST, to_sealed_json(manifest))
-
-
-def _version(recipe: Recipe) -> int:
-    """Return the oldest version of the manifest that has what the recipe stores."""
-    if recipe.keeps is None:
-        return 2
-    return MANIFEST_VERSION if any(rule.format.minima for rule in recipe.rules) else 3
 
 
 def _check(key: str, folder: Path) -> None:

@@ -44,7 +44,7 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
         number, width = (UINT8, matrix.inputs * matrix.bits // 8) if matrix.bits else (graph.numbers, matrix.inputs)
         inputs.append(graph.stored(f"{name}.{part}.weight", number, [*shape, width], matrix.values))
         if matrix.scales is not None:
-            inputs.append(graph.scales(f"{name}.{part}.scales", matrix, [*shape, matrix.blocks]))
+            inputs.append(graph.scales(f"{name}.{part}.scales", matrix.scales, [*shape, matrix.blocks]))
         if not experts.linear_bias:
             inputs.append(None)
             continue

@@ -12,7 +12,7 @@ from onnx_ir import tape
 
 from edgekit_onnx.data_file import DATA_FILE, DataLocation
 from edgekit_onnx.layout import HEAD, OFFSETS
-from edgekit_onnx.packing import PackedMatrix
+from edgekit_onnx.packing import PackedMatrix, PackedScales
 
 MICROSOFT = "com.microsoft"
 OPSETS = {"": 21, MICROSOFT: 1}
@@ -67,10 +67,10 @@ class Graph:
             self._initializers[name] = ir.val(name, const_value=tensor)
         return self._initializers[name]
 
-    def scales(self, name: str, matrix: PackedMatrix, shape: Sequence[int]) -> ir.Value:
-        """Return a matrix's scales in `shape`, which onnxruntime computes from stored ones when it opens the graph."""
-        assert matrix.scales is not None
-        place, kind, columns = matrix.scales
+    def scales(self, name: str, stored: PackedScales | None, shape: Sequence[int]) -> ir.Value:
+        """Return scales or offsets in `shape`, which onnxruntime computes from stored ones when it opens the graph."""
+        assert stored is not None
+        place, kind, columns = stored
         value = self.stored(name, ir.DataType.from_numpy(kind), [*shape[:-1], columns], place)
         if value.dtype != self.numbers:
             value = self.op("Cast", value, name=f"{name}.floats", to=self.numbers)
@@ -102,7 +102,7 @@ class Graph:
             return product if added is None else self.op("Add", product, added, name=f"{name}.sum")
         blob = matrix.block * matrix.bits // 8
         values = self.stored(f"{name}.weight", ir.DataType.UINT8, [n, matrix.blocks, blob], matrix.values)
-        scales = self.scales(f"{name}.scales", matrix, [n, matrix.blocks])
+        scales = self.scales(f"{name}.scales", matrix.scales, [n, matrix.blocks])
         inputs = [x, values, scales] + ([None, None, added] if added is not None else [])
         product = self.op(
             "MatMulNBits", *inputs, domain=MICROSOFT, name=f"{name}.product",
@@ -111,9 +111,8 @@ class Graph:
         if matrix.offsets is None:
             return product
         sums = self.shared(f"{x.name}.sums.{matrix.block}", lambda: self._block_sums(x, matrix))
-        added = self.op(
-            "FusedMatMul", sums, self._offsets(name, matrix), domain=MICROSOFT, name=f"{name}{OFFSETS}", transB=1
-        )
+        offsets = self.scales(f"{name}.added", matrix.offsets, [n, matrix.blocks])
+        added = self.op("FusedMatMul", sums, offsets, domain=MICROSOFT, name=f"{name}{OFFSETS}", transB=1)
         return self.op("Add", product, added, name=f"{name}.moved")
 
     def _block_sums(self, x: ir.Value, matrix: PackedMatrix) -> ir.Value:
@@ -124,15 +123,6 @@ class Graph:
         last = self.constant("axis.last", [-1], ir.DataType.INT64)
         return self.op("ReduceSum", blocks, last, name=f"{x.name}.sums.{matrix.block}", keepdims=0)
 
-    def _offsets(self, name: str, matrix: PackedMatrix) -> ir.Value:
-        """Return what a matrix adds to each block, which onnxruntime computes from stored values at opening."""
-        assert matrix.offsets is not None
-        place, kind, columns = matrix.offsets
-        value = self.stored(f"{name}.added", ir.DataType.from_numpy(kind), [matrix.outputs, columns], place)
-        if value.dtype == self.numbers:
-            return value
-        return self.op("Cast", value, name=f"{name}.added.floats", to=self.numbers)
-
     def lookup(self, table: PackedMatrix, ids: ir.Value, name: str) -> ir.Value:
         """Write the look-up of rows by ids."""
         rows, width = table.outputs, table.inputs
@@ -140,7 +130,7 @@ class Graph:
             weight = self.stored(f"{name}.weight", self.numbers, [rows, width], table.values)
             return self.op("Gather", weight, ids, name=name, axis=0)
         weight = self.stored(f"{name}.weight", ir.DataType.UINT8, [rows, width * table.bits // 8], table.values)
-        scales = self.scales(f"{name}.scales", table, [rows, -(-width // table.block)])
+        scales = self.scales(f"{name}.scales", table.scales, [rows, -(-width // table.block)])
         found = self.op(
             "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT,
             name=name if table.offsets is None else f"{name}.product",
@@ -148,7 +138,8 @@ class Graph:
         )  # fmt: skip
         if table.offsets is None:
             return found
-        offsets = self.op("Gather", self._offsets(name, table), ids, name=f"{name}{OFFSETS}", axis=0)
+        offsets = self.scales(f"{name}.added", table.offsets, [rows, table.blocks])
+        offsets = self.op("Gather", offsets, ids, name=f"{name}{OFFSETS}", axis=0)
         last = self.constant("axis.last", [-1], ir.DataType.INT64)
         column = self.op("Unsqueeze", offsets, last, name=f"{name}.of_blocks")
         blocks = self.reshaped(found, f"{name}.blocks", table.blocks, table.block)

@@ -216,16 +216,14 @@ class OnnxPacking:
             return None
         outputs, columns = sum(self._sizes[module][0] for module in modules), self._sizes[modules[0]][1] // block
 
-        def rows(module: str) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-            half = np.float32(1 << (bits_of(self.weights.format_of(module)) - 1))
-            for start, stop in _pieces(self._sizes[module][0], columns * 4):
-                minima = self.weights.minima(module, slice(start, stop))
-                assert minima is not None, "the modules have one format"
-                scales = self.weights.scales(module, slice(start, stop))
-                yield minima + half * scales, np.abs(scales)
-
         def each() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-            return (pair for module in modules for pair in rows(module))
+            for module in modules:
+                half = np.float32(1 << (bits_of(self.weights.format_of(module)) - 1))
+                for start, stop in _pieces(self._sizes[module][0], columns * 4):
+                    some = slice(start, stop)
+                    scales, minima = self.weights.scales(module, some), self.weights.minima(module, some)
+                    assert minima is not None, "the modules have one format"
+                    yield minima + half * scales, np.abs(scales)
 
         are_near = all((np.abs(off - off.astype(np.float16)) <= scale / 128 + _TINY).all() for off, scale in each())
         numbers = np.dtype(np.float16 if are_near else np.float32)

@@ -31,7 +31,8 @@ _GPTQ_NOTES = (
     "exllama_config", "disable_exllama", "offload_to_disk", "offload_to_disk_path", "pack_impl",
 )  # fmt: skip
 _GPTQ_ABSENT = ("dynamic", "adapter", "rotation", "is_marlin_format")
-_AWQ_NOTES = ("quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert")
+_AWQ_NOTES = ("quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert", "backend")
+_AWQ_ABSENT = ("do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config")
 _MLX_KEYS = ("group_size", "bits", "mode")
 
 
@@ -124,7 +125,7 @@ def _gptq(section: Fields) -> QuantScheme:
 
 
 def _awq(section: Fields) -> QuantScheme:
-    _refuse_unknown(section, _AWQ_NOTES, ())
+    _refuse_unknown(section, _AWQ_NOTES, _AWQ_ABSENT)
     if section.text("version", "gemm").lower() != "gemm":
         raise section.unsupported("version", f"{_FIX}, or gemm")
     bits = _bits(section, "bits")
