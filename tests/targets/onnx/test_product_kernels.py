@@ -80,10 +80,10 @@ def demo(kernels: ProductKernels, tmp_path_factory: pytest.TempPathFactory) -> P
 def weights(
     outputs: int, inputs: int, bits: int, block: int, *, zeros: bool = False, bias: bool = False, offsets: bool = False
 ) -> Arrays:
-    random, blocks = np.random.default_rng(outputs), -(-inputs // block)
+    random, blocks, kind = np.random.default_rng(outputs), -(-inputs // block), "f2" if inputs < 1000 else "f4"
     made: Arrays = {
         "B": random.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8),
-        "scales": (random.random((outputs, blocks)) / 64).astype(np.float16).astype(np.float32),
+        "scales": (random.random((outputs, blocks)) / 64).astype(kind).astype(np.float32),
     }
     if zeros:
         made["zero_points"] = random.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
@@ -144,13 +144,9 @@ def reference(x: NDArray[np.float32], stored: Arrays, bits: int, block: int) -> 
 def test_every_path_has_the_bits_of_the_reference(
     kernels: ProductKernels, take: Callable[[str], bool], bits: int, block: int, zeros: bool
 ) -> None:
-    for outputs, inputs, more in (
-        (1, 1, {}),
-        (33, 200, {"bias": True, "offsets": True}),
-        (64, 1152, {"offsets": True}),
-    ):
+    of_each = ((1, 1, {}), (33, 200, {"bias": True, "offsets": True}), (64, 1152, {"offsets": True}))
+    for outputs, inputs, more in of_each:
         stored = weights(outputs, inputs, bits, block, zeros=zeros, **more)
-        stored["scales"] /= np.float32(3 if inputs > 1000 else 1)  # scales of 16 bits take fewer operations
         sizes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
         opened = [session(kernels, graph(stored, **sizes))]
         if not zeros:
@@ -202,10 +198,7 @@ def test_a_row_has_the_same_bits_alone_among_many_and_on_any_threads(kernels: Pr
         ({"K": 0}, "K is 0, it must be 1 to"),
         ({"K": 1 << 40}, "K is 1099511627776, it must be"),
         ({"K": 65}, r"B has the shape \[8, 2, 16\], the attributes ask for \[8, 3, 16\]"),
-        ({"N": 1 << 20}, r"the attributes ask for \[1048576, 2, 16\]"),
-        ({"N": -1}, "N is -1"),
         ({"bits": 2}, "bits is 2, it must be 4 or 8"),
-        ({"bits": 8}, r"ask for \[8, 2, 32\]"),
     ],
 )
 def test_a_product_that_does_not_fit_its_weights_is_refused(
