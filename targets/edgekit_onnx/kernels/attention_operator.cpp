@@ -123,8 +123,10 @@ class AttentionNode : public Node {
       const size_t count = now.queries.count;
       float* work = work_of(work_floats(count, size) + 2 * Sums::floats(count, size));
       const Sums all = Sums::at(work, count), next = Sums::at(work + Sums::floats(count, size), count);
-      path.begin(all, count, size);
-      for (size_t block = first_block(now.queries); block < end_block(now.queries); block++) {
+      // The first block is not joined with nothing: that changes at most the sign of zeros, which the result has not.
+      size_t block = first_block(now.queries);
+      path.block(now.head, now.queries, block, work + 2 * Sums::floats(count, size), all);
+      while (++block < end_block(now.queries)) {
         path.block(now.head, now.queries, block, work + 2 * Sums::floats(count, size), next);
         path.join(all, next, count, size);
       }
