@@ -163,7 +163,7 @@ def test_every_path_has_the_bits_of_the_reference(
 
 
 def test_gates_within_a_product_change_no_bit(kernels: ProductKernels, take: Callable[[str], bool]) -> None:
-    data = graph(weights(70, 200, 4, 32, bias=True), K=200, N=70, bits=4, block_size=32)
+    data = graph(weights(70, 200, 4, 32, bias=True, offsets=True), K=200, N=70, bits=4, block_size=32)
     model, up = onnx.ModelProto.FromString(data), onnx.ModelProto.FromString(data).graph.node[0]
     model.graph.node[0].output[0], up.output[0] = "gate", "up"
     del up.input[5:]  # the bias
