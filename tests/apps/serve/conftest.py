@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import openai
 import pytest
 from serving import Served, serving
-
-if TYPE_CHECKING:
-    import openai
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +17,5 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    import openai
-
     with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0) as found:
         yield found

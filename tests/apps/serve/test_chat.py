@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from pydantic import BaseModel
 from serving import Served, serving
-
-if TYPE_CHECKING:
-    import openai
 
 QUESTION: Any = [{"role": "user", "content": "the cat"}]
 
@@ -169,8 +167,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "param"), REFUSED)
 def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI, change: dict[str, Any], param: str) -> None:
-    import openai
-
     body = {"model": "tiny", "messages": QUESTION, "max_tokens": 1, **change}
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/chat/completions", body=body, cast_to=object)
@@ -179,16 +175,12 @@ def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI, change: d
 
 
 def test_a_prompt_that_does_not_fit_has_its_own_code(client: openai.OpenAI) -> None:
-    import openai
-
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the cat " * 600}])
     assert refused.value.code == "context_length_exceeded"
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    import openai
-
     with pytest.raises(openai.NotFoundError) as refused:
         client.chat.completions.create(model="gpt-9", messages=QUESTION)
     assert refused.value.code == "model_not_found"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from serving import Served, serving
-
-if TYPE_CHECKING:
-    import openai
 
 
 def complete(served: Served, **body: Any) -> dict[str, Any]:
@@ -97,8 +95,6 @@ def test_an_echo_without_tokens_is_the_prompt_alone(served: Served) -> None:
     ],
 )
 def test_unsupported_fields_are_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
-    import openai
-
     with pytest.raises(openai.BadRequestError):
         client.post("/completions", body={"prompt": "a", "max_tokens": 1, **change}, cast_to=object)
 

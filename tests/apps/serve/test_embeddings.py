@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
 import ollama
+import openai
 import pytest
 from click.testing import CliRunner
 from fake_artifacts import install, make_artifact
@@ -23,9 +24,6 @@ from edgekit.apps.serve import on_demand
 from edgekit.cli import command
 from edgekit.model.parts import Reranking
 from edgekit.testing import FakeEngine
-
-if TYPE_CHECKING:
-    import openai
 
 MEAN = {"edgekit": {"pooling": "mean"}}
 
@@ -65,8 +63,6 @@ def test_one_text_and_one_list_of_tokens_give_one_vector(served: Served, client:
 
 
 def test_encoder_and_chat_model_are_served_together(served: Served, client: openai.OpenAI) -> None:
-    import openai
-
     vector = client.embeddings.create(model="encoder", input="the cat", extra_body=MEAN).data[0].embedding
     assert vector != client.embeddings.create(model="tiny", input="the cat", extra_body=MEAN).data[0].embedding
     with pytest.raises(openai.BadRequestError, match="is an encoder, which writes no text"):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import anthropic
 import httpx
 import pytest
 from runtimes import make_runtime
 from serving import Served, serving
 
 from edgekit.runtime.generation.chat_template import ChatTemplate
-
-if TYPE_CHECKING:
-    import anthropic
 
 QUESTION: Any = [{"role": "user", "content": "the cat"}]
 TOOL: Any = {
@@ -30,8 +28,6 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[anthropic.Anthropic]:
-    import anthropic
-
     with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -133,18 +129,18 @@ def test_billing_line_does_not_prevent_prefix_hits(client: anthropic.Anthropic) 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "BadRequestError"),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "x"}]}, "BadRequestError"),
-        ({"tool_choice": {"type": "tool", "name": "x"}}, "BadRequestError"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError"),
-        ({"model": "other"}, "NotFoundError"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "x"}]}, anthropic.BadRequestError),
+        ({"tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, anthropic.BadRequestError),
+        ({"model": "other"}, anthropic.NotFoundError),
     ],
 )
-def test_refusals_have_the_form_of_the_api(client: anthropic.Anthropic, change: dict[str, Any], error: str) -> None:
-    import anthropic
-
+def test_refusals_have_the_form_of_the_api(
+    client: anthropic.Anthropic, change: dict[str, Any], error: type[Any]
+) -> None:
     body = {"model": "tiny", "messages": QUESTION, "max_tokens": 1, **change}
-    with pytest.raises(getattr(anthropic, error)) as refused:
+    with pytest.raises(error) as refused:
         client.post("/v1/messages", body=body, cast_to=object)
     assert refused.value.body["type"] == "error" and set(refused.value.body["error"]) == {"type", "message"}
     assert "tools" not in change or "tools.0.type: tools of type 'web_search_20250305'" in str(refused.value)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from serving import Served
-
-if TYPE_CHECKING:
-    import openai
 
 QUESTION: Any = [{"role": "user", "content": "the cat"}]
 
@@ -103,15 +101,11 @@ def test_a_conversation_with_calls_is_rendered(served: Served, client: openai.Op
     ],
 )
 def test_unsupported_fields_are_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
-    import openai
-
     with pytest.raises(openai.BadRequestError):
         client.post("/responses", body={"input": "a", "max_output_tokens": 1, **change}, cast_to=object)
 
 
 def test_previous_response_is_not_found(client: openai.OpenAI) -> None:
-    import openai
-
     with pytest.raises(openai.NotFoundError) as refused:
         client.responses.create(model="tiny", input="a", previous_response_id="resp_1")
     assert refused.value.code == "previous_response_not_found"
