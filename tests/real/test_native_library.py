@@ -52,7 +52,7 @@ def test_tokens_are_those_of_the_tokenizers_library(
 @pytest.mark.quantize
 def test_texts_are_those_of_python(library: NativeLibrary, smollm2_file: Path, export: Export) -> None:
     """Through two graphs of a body, since the artifact has an early exit."""
-    artifact = export(smollm2_file, "onnx", "--method", "rtn", "--exit", "15")
+    artifact = export(smollm2_file, "onnx", "--recipe", "balanced", "--method", "rtn", "--exit", "15")
     model = library.open(artifact)
     with edgekit.open(artifact, draft="off", prefixes=0) as runtime:
         for seed, prompt in enumerate(PROMPTS):
