@@ -36,7 +36,7 @@ def calibration_for(
         return calibrate
     recipes = list(recipes)
     if is_neutral(source.folder) or all(each.keeps or each.is_exact() or each.is_native() for each in recipes):
-        given = {"--calibrate": calibrate, "--effort": effort, "--compute": compute}
+        given = {"--calibrate": calibrate, "--effort": None if effort == "quick" else effort, "--compute": compute}
         if named := [option for option, value in given.items() if value is not None]:
             raise InvalidInput(
                 f"{source.given} as {recipes[0].name}: no integers are left to choose; drop {' and '.join(named)}"

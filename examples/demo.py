@@ -52,7 +52,7 @@ def main() -> None:
     title("Plan and export")
     device = ("--device", "this", "--context", "2048")
     command("plan", model, *device)
-    print("\nQuick: weights are rounded to the nearest, in seconds; calibrating them takes minutes.")
+    print("\nQuick: nothing is calibrated, which would take minutes.")
     command("export", model, *device, "--effort", "quick", "-o", str(OUT))
     with edgekit.open(OUT, draft="ngram") as runtime:
         if runtime.template.exists:
