@@ -73,9 +73,10 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
                 proposed=answer.drafted_tokens,
                 accepted=answer.accepted_tokens,
             )
-            # The library maps no packed weights and runs one sequence.
+            # The library runs one sequence.
             target = load_target(plan.target)
-            facts = plan.memory.model_copy(update={"copied_share": target.copied_share})
+            share = 0.0 if loop.maps_weights else target.copied_share
+            facts = plan.memory.model_copy(update={"copied_share": share})
             predicted = predict(load_of(plan)._replace(facts=facts, sequences=1), target.memory)
             plan = plan.model_copy(update={"estimate": predicted})
             figures = figures_of(plan, timings, started - began, memory=_report(plan, before, loop.memory()))

@@ -95,11 +95,11 @@ class Capabilities(Frozen):
         }
         return Capabilities.model_validate(dict(self) | kept | found)
 
-    def without(self, feature: Feature, model: ModelSpec) -> str | None:
+    def without(self, feature: Feature, family: str = "this model") -> str | None:
         """Return the reason why a feature is missing, with the cure; None if it is there."""
         if feature in self.features:
             return None
-        return self.why_not.get(feature) or _WITHOUT[feature].format(family=model.family)
+        return self.why_not.get(feature) or _WITHOUT[feature].format(family=family)
 
 
 def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
@@ -115,8 +115,7 @@ def model_refusal(model: ModelSpec, able: Capabilities) -> str | None:
 
 def recipe_refusal(recipe: Recipe, able: Capabilities) -> str | None:
     """Return the reason why a backend cannot run models in this recipe; None if it can."""
-    lacks_minima = recipe.has_minima and "minima" not in able.features
-    return able.refusal or (able.why_not.get("minima", _WITHOUT["minima"]) if lacks_minima else None)
+    return able.refusal or (able.without("minima") if recipe.has_minima else None)
 
 
 def plan_refusal(plan: Plan, able: Capabilities) -> str | None:
@@ -145,5 +144,5 @@ def plan_refusal(plan: Plan, able: Capabilities) -> str | None:
 
 
 def _first_missing(needed: Mapping[Feature, bool], model: ModelSpec, able: Capabilities) -> str | None:
-    reasons = (able.without(feature, model) for feature, is_needed in needed.items() if is_needed)
+    reasons = (able.without(feature, model.family) for feature, is_needed in needed.items() if is_needed)
     return next((reason for reason in reasons if reason), None)

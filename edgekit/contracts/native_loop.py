@@ -50,7 +50,9 @@ class LoopStream(Protocol):
 
 
 class OpenedLoop(Protocol):
-    """An opened artifact."""
+    """An opened artifact. `maps_weights`: they are mapped, packed or as they are, and not copied."""
+
+    maps_weights: bool
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> LoopStream:
         """Answer a text or messages; options are fields of `edgekit_options` in edgekit_native.h."""

@@ -39,6 +39,7 @@ MANIFEST = "edgekit.json"  # the file that makes a folder one of neutral weights
 MANIFEST_VERSION = 4
 MIN_SCALE = 2.0**-17  # the smallest scale that fp16 holds with all of bfloat16's bits
 MAX_SCALE = 65280.0  # the largest bfloat16 that fp16 holds
+MINIMA_WITHIN = 1 / 64  # of the step between two integers: by so much a target may round what groups add
 FLOAT_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SCALE_DTYPES = {None: "BF16"} | FLOAT_DTYPES
 _MAX_MANIFEST_BYTES = 64 << 20
@@ -245,14 +246,16 @@ class NeutralWeights:
     def holds(self, name: str, values: NDArray[np.float32], rows: slice | None = None) -> bool:
         """Return True if a target holds these values for a tensor, or for some of its rows: they are equal to `tensor`.
 
-        What groups with minima add may be rounded to 16 bits, by at most a 64th of the step between two integers, and
-        their smallest scales as far as float16 goes.
+        What groups with minima add may be rounded, by `MINIMA_WITHIN` of the step between two integers, and their
+        smallest scales as far as float16 goes.
         """
         exact, module = self.tensor(name, rows), name.removesuffix(".weight")
         if values.shape != exact.shape or module not in self._modules or not self.format_of(module).minima:
             return bool(np.array_equal(values, exact))
         steps = np.abs(self.scales(module, rows))
-        allowed = np.repeat(steps, exact.shape[1] // steps.shape[1], axis=1) / 64 + np.float32(2.0**-20)
+        allowed = np.repeat(steps, exact.shape[1] // steps.shape[1], axis=1) * np.float32(MINIMA_WITHIN) + np.float32(
+            2.0**-20
+        )
         return bool((np.abs(values - exact) <= allowed).all())
 
     def place(self, name: str) -> TensorBytes:
@@ -320,11 +323,11 @@ def dequantised_rows(
     scales = tensors.floats(on_disk(model, f"{tensor.module}.weight_scale"), rows)
     minima = tensors.floats(on_disk(model, f"{tensor.module}.weight_minimum"), rows) if stored.minima else None
     packed = packed if rows is None else packed[rows]
+    unpacked = unpack if minima is None else unpack_unsigned
 
     def dequantised(some: slice) -> NDArray[np.float32]:
-        if minima is None:
-            return IntegerRows(unpack(packed[some], bits, inputs), scales[some]).dequantised()
-        return IntegerRows(unpack_unsigned(packed[some], bits, inputs), scales[some], minima[some]).dequantised()
+        added = None if minima is None else minima[some]
+        return IntegerRows(unpacked(packed[some], bits, inputs), scales[some], added).dequantised()
 
     return in_slices(np.empty((len(packed), inputs), np.float32), dequantised)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,10 @@ class GgufType(NamedTuple):
     name: str
     values: int
     bytes: int
-    dequantise: Callable[[ByteArray], Floats]
+    dequantise: Callable[[ByteArray], Floats] | None  # None: what `integers` reads is exact
     is_float: bool = False
     integer_format: IntegerFormat | None = None  # for types that `integers` reads
+    integers: Callable[[ByteArray], IntegerRows] | None = None  # integers [n, values], scales and minima [n, groups]
 
 
 def _halves(blocks: ByteArray, start: int) -> Floats:
@@ -53,14 +54,6 @@ def _floats(blocks: ByteArray, *, dtype: str) -> Floats:
     return blocks.view(dtype).astype(np.float32)
 
 
-def _q4_0(blocks: ByteArray) -> Floats:
-    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
-
-
-def _q4_1(blocks: ByteArray) -> Floats:
-    return _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2)
-
-
 def _q5_0(blocks: ByteArray) -> Floats:
     values = _nibbles(blocks[:, 6:]) | _high_bits(blocks[:, 2:6])
     return _halves(blocks, 0) * (values.astype(np.float32) - 16)
@@ -69,10 +62,6 @@ def _q5_0(blocks: ByteArray) -> Floats:
 def _q5_1(blocks: ByteArray) -> Floats:
     values = _nibbles(blocks[:, 8:]) | _high_bits(blocks[:, 4:8])
     return _halves(blocks, 0) * values.astype(np.float32) + _halves(blocks, 2)
-
-
-def _q8_0(blocks: ByteArray) -> Floats:
-    return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _crumbs(packed: ByteArray) -> ByteArray:
@@ -173,17 +162,37 @@ def _mxfp4(blocks: ByteArray) -> Floats:
     return powers * _E2M1[_nibbles(blocks[:, 1:])]
 
 
+def _integers_q4_0(blocks: ByteArray) -> IntegerRows:
+    """A scale may be negative or zero: its sign is chosen so that the value of largest magnitude is -8 × scale."""
+    return IntegerRows(_nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8), _halves(blocks, 0))
+
+
+def _integers_q4_1(blocks: ByteArray) -> IntegerRows:
+    return IntegerRows(_nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _integers_q8_0(blocks: ByteArray) -> IntegerRows:
+    return IntegerRows(blocks[:, 2:].view(np.int8), _halves(blocks, 0))
+
+
+def _integers_q4_k(blocks: ByteArray) -> IntegerRows:
+    """Scales and minima are products of two numbers, here rounded to float16."""
+    values = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
+    steps, lows = (each.astype(np.float16).astype(np.float32) for each in _steps_and_lows(blocks))
+    return IntegerRows(values, steps, -lows)
+
+
 TYPES: dict[int, GgufType] = {
     0: GgufType("F32", 1, 4, partial(_floats, dtype="<f4"), is_float=True),
     1: GgufType("F16", 1, 2, partial(_floats, dtype="<f2"), is_float=True),
-    2: GgufType("Q4_0", _QK, 18, _q4_0, integer_format=IntegerFormat(4, _QK, "F16")),
-    3: GgufType("Q4_1", _QK, 20, _q4_1, integer_format=IntegerFormat(4, _QK, "F16", minima=True)),
+    2: GgufType("Q4_0", _QK, 18, None, False, IntegerFormat(4, _QK, "F16"), _integers_q4_0),
+    3: GgufType("Q4_1", _QK, 20, None, False, IntegerFormat(4, _QK, "F16", minima=True), _integers_q4_1),
     6: GgufType("Q5_0", _QK, 22, _q5_0),
     7: GgufType("Q5_1", _QK, 24, _q5_1),
-    8: GgufType("Q8_0", _QK, 34, _q8_0, integer_format=IntegerFormat(8, _QK, "F16")),
+    8: GgufType("Q8_0", _QK, 34, None, False, IntegerFormat(8, _QK, "F16"), _integers_q8_0),
     10: GgufType("Q2_K", _QK_K, 84, _q2_k),
     11: GgufType("Q3_K", _QK_K, 110, _q3_k),
-    12: GgufType("Q4_K", _QK_K, 144, _q4_k, integer_format=IntegerFormat(4, _QK, "F16", minima=True)),
+    12: GgufType("Q4_K", _QK_K, 144, _q4_k, False, IntegerFormat(4, _QK, "F16", minima=True), _integers_q4_k),
     13: GgufType("Q5_K", _QK_K, 176, _q5_k),
     14: GgufType("Q6_K", _QK_K, 210, _q6_k),
     20: GgufType("IQ4_NL", _QK, 18, _iq4_nl),
@@ -209,29 +218,23 @@ def dequantise(type_id: int, data: ByteArray, row_values: int) -> NDArray[np.flo
     kind = TYPES[type_id]
     blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
     with np.errstate(invalid="ignore", over="ignore"):
-        values: Any = kind.dequantise(blocks)
-    return values.reshape(-1, row_values)  # type: ignore[no-any-return]
+        values = kind.dequantise(blocks) if kind.dequantise else _integers(kind, blocks).dequantised()
+    return values.reshape(-1, row_values)
 
 
 def integers(type_id: int, data: ByteArray, row_values: int) -> IntegerRows:
     """Return the stored integers, scales and minima of whole rows, of a type with an `integer_format`.
 
-    A scale may be negative or zero: Q4_0 chooses its sign so that the value of largest magnitude is -8 × scale. Scales
-    and minima of Q4_K are products, which are rounded to 16 bits; they may be infinite, which callers must refuse.
+    They may be infinite, which callers must refuse.
     """
     kind = TYPES[type_id]
-    blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
     with np.errstate(invalid="ignore", over="ignore"):
-        if kind.name == "Q4_K":
-            values = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
-            scales, lows = (each.astype(np.float16).astype(np.float32) for each in _steps_and_lows(blocks))
-            minima: Floats | None = -lows
-        else:
-            scales = _halves(blocks, 0)
-            minima = _halves(blocks, 2) if kind.name == "Q4_1" else None
-            values = blocks[:, 2:] if kind.name == "Q8_0" else _nibbles(blocks[:, kind.bytes - _QK // 2 :])
-    rows, groups = (-1, row_values), (-1, row_values // _QK)
-    if minima is not None:
-        return IntegerRows(values.reshape(rows), scales.reshape(groups), minima.reshape(groups))
-    signed = values.view(np.int8) if kind.name == "Q8_0" else values.astype(np.int8) - np.int8(8)
-    return IntegerRows(signed.reshape(rows), scales.reshape(groups))
+        values, scales, minima = _integers(kind, np.ascontiguousarray(data).reshape(-1, kind.bytes))
+    groups = (-1, row_values // _QK)
+    minima = None if minima is None else minima.reshape(groups)
+    return IntegerRows(values.reshape(-1, row_values), scales.reshape(groups), minima)
+
+
+def _integers(kind: GgufType, blocks: ByteArray) -> IntegerRows:
+    assert kind.integers is not None, kind.name
+    return kind.integers(blocks)

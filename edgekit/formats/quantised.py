@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from edgekit.formats.int_packing import (
     ScaleType,
     held_group,
     row_bytes,
+    row_slices,
     unpack_unsigned,
 )
 from edgekit.formats.quant_scheme import QuantLayout, QuantScheme, StoredGroups
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_PROBED_ROWS = 16  # of every matrix, all over it, read when a model is opened: have its groups minima?
 _MAX_INPUTS = 1 << 24
 _MAX_SCALE = 2.0**64  # far above any weight, far below what would overflow in a product
 
@@ -87,7 +87,8 @@ class QuantisedTensors(DerivedTensors):
     def __init__(self, folder: TensorFolder, scheme: QuantScheme) -> None:
         super().__init__(folder)
         self._scheme = scheme
-        found = _LAYOUTS[scheme.layout].find(self._where, folder, scheme)
+        self._layout = _LAYOUTS[scheme.layout]
+        found = self._layout.find(self._where, folder, scheme)
         self._matrices = {f"{matrix.module}.weight": self._with_minima(matrix) for matrix in found}
         for name, matrix in self._matrices.items():
             size = sum(self.entries.pop(part).bytes for part in matrix.parts)
@@ -97,27 +98,34 @@ class QuantisedTensors(DerivedTensors):
                 )
             self.entries[name] = DerivedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
         self.integer_formats = {name: matrix.held for name, matrix in self._matrices.items()}
-        for matrix in self._matrices.values():
-            self._check(matrix, slice(0, min(_PROBED_ROWS, matrix.outputs)))
 
     def _with_minima(self, matrix: _Matrix) -> _Matrix:
-        """Return the matrix with minima, unless the middle of its integers stands for zero everywhere."""
-        if matrix.zeros is None:
+        """Return the matrix with minima, unless the middle of its integers stands for zero in every group."""
+        slices = row_slices((matrix.outputs, matrix.inputs // matrix.group))
+        if matrix.zeros is None or all(self._is_symmetric(matrix, rows) for rows in slices):
             return matrix
-        if self._scheme.layout == "mlx":
-            is_symmetric = _is_symmetric(self._folder, matrix, slice(0, None, max(1, matrix.outputs // _PROBED_ROWS)))
-        else:
-            is_symmetric = bool((self._zeros(matrix) == 1 << (matrix.bits - 1)).all())
-        if not is_symmetric and matrix.held.group is None:
+        if matrix.held.group is None:
             raise Unsupported(
                 f"{self._where}: {quote_short(matrix.module)}: a zero point for a whole row is not read; give the "
                 "float model, or one quantised in groups"
             )
-        return matrix._replace(held=matrix.held._replace(minima=not is_symmetric))
+        return matrix._replace(held=matrix.held._replace(minima=True))
 
-    def _zeros(self, matrix: _Matrix) -> NDArray[np.int16]:
-        """Return the zero points [out, groups]."""
-        return _LAYOUTS[self._scheme.layout].zeros(self._folder, matrix) + np.int16(self._scheme.zero_less)
+    def _is_symmetric(self, matrix: _Matrix, rows: slice) -> bool:
+        scales, minima = self._groups(matrix, rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return minima is None or np.array_equal(minima, scales * np.float32(-(1 << (matrix.bits - 1))))
+
+    def _groups(self, matrix: _Matrix, rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Return the scales and minima [rows, groups]; a zero point adds itself times the scale, less than nothing."""
+        scales = self._layout.scales(self._folder, matrix, rows)
+        if matrix.zeros is None:
+            return scales, None
+        if self._layout.zeros is None:
+            return scales, self._folder.floats(matrix.zeros, rows)
+        zeros = self._layout.zeros(self._folder, matrix, rows) + np.int16(self._scheme.zero_less)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return scales, scales * -zeros.astype(np.float32)
 
     def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """Return a tensor, or some of its rows, as float32; a quantised one is dequantised."""
@@ -126,13 +134,8 @@ class QuantisedTensors(DerivedTensors):
     def integers(self, name: str, rows: slice | None = None) -> IntegerRows:
         """Return the integers and scales of a quantised matrix, or of some of its rows."""
         matrix, rows = self._matrices[name], rows or slice(None)
-        self._check(matrix, rows)
-        unsigned = _LAYOUTS[self._scheme.layout].unsigned(self._folder, matrix, rows)
-        scales, minima = self._scales(matrix, rows), None
-        if matrix.held.minima and self._scheme.layout == "mlx":
-            minima = self._folder.floats(str(matrix.zeros), rows)
-        elif matrix.held.minima:
-            minima = scales * -self._zeros(matrix)[rows].astype(np.float32)
+        unsigned = self._layout.unsigned(self._folder, matrix, rows)
+        scales, minima = self._groups(matrix, rows)
         if not all((np.abs(each) <= _MAX_SCALE).all() for each in (scales, minima) if each is not None):  # NaN fails
             raise InvalidInput(
                 f"{self._where}: {quote_short(name)}: holds a scale that is not finite or above 2^64; is it damaged?"
@@ -141,24 +144,9 @@ class QuantisedTensors(DerivedTensors):
         if repeats > 1:
             scales = np.repeat(scales, repeats, axis=1)
             minima = None if minima is None else np.repeat(minima, repeats, axis=1)
-        if minima is not None:
+        if matrix.held.minima:
             return IntegerRows(unsigned, scales, minima)
         return IntegerRows((unsigned - np.uint8(1 << (matrix.bits - 1))).view(np.int8), scales)
-
-    def _scales(self, matrix: _Matrix, rows: slice) -> NDArray[np.float32]:
-        if self._scheme.layout in ("compressed-tensors", "mlx"):
-            return self._folder.floats(matrix.scales, rows)
-        return np.ascontiguousarray(self._folder.floats(matrix.scales)[:, rows].T)
-
-    def _check(self, matrix: _Matrix, rows: slice) -> None:
-        """Raise `Unsupported` if rows of a matrix are not as its format says."""
-        if matrix.order is not None:
-            _check_order(self._where, self._folder, matrix, matrix.order)
-        if self._scheme.layout == "mlx" and not matrix.held.minima and not _is_symmetric(self._folder, matrix, rows):
-            raise Unsupported(
-                f"{self._where}: {quote_short(matrix.module)}: zero is an integer in some of its rows and not in "
-                "others, so its biases cannot be read alike; give the float model"
-            )
 
     def release(self, name: str) -> None:
         """Return the mapped pages of a tensor to the system; the next access reads them again."""
@@ -197,6 +185,17 @@ def _expect(where: Path, folder: TensorFolder, name: str, dtypes: tuple[str, ...
             f"{where}: tensor {quote_short(name)} is {entry.dtype} {list(entry.shape)}, expected {' or '.join(dtypes)} "
             f"{list(shape)}; correct the file or its config.json"
         )
+
+
+def _scales_of_rows(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.float32]:
+    return folder.floats(matrix.scales, rows)
+
+
+def _words_of_outputs(matrix: _Matrix, rows: slice) -> tuple[slice, slice]:
+    """Return which words along the outputs hold these rows, and where the rows stand among all that they hold."""
+    (start, stop, _), each = rows.indices(matrix.outputs), 32 // matrix.bits
+    first = start // each
+    return slice(first, math.ceil(stop / each)), slice(start - first * each, stop - first * each)
 
 
 def _modules(folder: TensorFolder, suffix: str) -> Iterator[str]:
@@ -244,10 +243,11 @@ def _rows_of_words(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArra
     return unpack_unsigned(packed, matrix.bits, matrix.inputs)
 
 
-def _zeros_down(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
+def _zeros_down(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.int16]:
     """Read zero points that are packed along the outputs, plus 8 or 128 as the integers are."""
-    packed = np.ascontiguousarray(folder.array(str(matrix.zeros)).T).view(np.uint8)
-    return unpack_unsigned(packed, matrix.bits, matrix.outputs).T.astype(np.int16)
+    words, places = _words_of_outputs(matrix, rows)
+    packed = np.ascontiguousarray(folder.array(str(matrix.zeros), words).T).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, places.stop).T[places].astype(np.int16)
 
 
 # --- GPTQ: columns of words along the input, scales and zero points [groups, out], groups by g_idx
@@ -269,7 +269,10 @@ def _find_gptq(where: Path, folder: TensorFolder, scheme: QuantScheme) -> Iterat
         _expect(where, folder, parts["zeros"], ("I32",), (groups, math.ceil(outputs / each)))
         if parts["order"] in folder.entries:
             _expect(where, folder, parts["order"], ("I32", "I64"), (inputs,))
-        yield _matrix(where, folder, module, (outputs, inputs), stored, parts)
+        matrix = _matrix(where, folder, module, (outputs, inputs), stored, parts)
+        if matrix.order is not None:
+            _refuse_order(where, folder, matrix.order, matrix.group)
+        yield matrix
 
 
 def _columns_of_words(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
@@ -277,17 +280,24 @@ def _columns_of_words(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDA
     return unpack_unsigned(packed, matrix.bits, matrix.inputs)
 
 
-def _zeros_along(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
-    packed = np.ascontiguousarray(folder.array(str(matrix.zeros))).view(np.uint8)
-    return unpack_unsigned(packed, matrix.bits, matrix.outputs).T.astype(np.int16)
-
-
-def _check_order(where: Path, folder: TensorFolder, matrix: _Matrix, order: str) -> None:
-    if not np.array_equal(folder.array(order), np.arange(matrix.inputs) // matrix.group):
+def _refuse_order(where: Path, folder: TensorFolder, name: str, group: int) -> None:
+    """Refuse columns that are not stored in the order of their groups."""
+    order = folder.array(name)
+    if not np.array_equal(order, np.arange(len(order)) // group):
         raise Unsupported(
-            f"{where}: {quote_short(order)}: columns are stored in order of activation, which is not "
+            f"{where}: {quote_short(name)}: columns are stored in order of activation, which is not "
             "read; give the float model, or one quantised with desc_act false"
         )
+
+
+def _scales_down(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.float32]:
+    return np.ascontiguousarray(folder.floats(matrix.scales)[:, rows].T)
+
+
+def _zeros_along(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.int16]:
+    words, places = _words_of_outputs(matrix, rows)
+    packed = np.ascontiguousarray(folder.array(str(matrix.zeros))[:, words]).view(np.uint8)
+    return unpack_unsigned(packed, matrix.bits, places.stop).T[places].astype(np.int16)
 
 
 # --- AWQ: rows of words along the output, eight outputs in each in an order of their own, otherwise as GPTQ
@@ -296,19 +306,19 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word
 
 
 def _unsigned_awq(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
-    start, stop, _ = rows.indices(matrix.outputs)
-    words = folder.array(matrix.weight)[:, start // 8 : math.ceil(stop / 8)]
-    return np.ascontiguousarray(_in_order(words).T[start % 8 :][: stop - start])
+    return np.ascontiguousarray(_in_order(folder, matrix.weight, matrix, rows))
 
 
-def _zeros_awq(folder: TensorFolder, matrix: _Matrix) -> NDArray[np.int16]:
-    return _in_order(folder.array(str(matrix.zeros))).T.astype(np.int16)
+def _zeros_awq(folder: TensorFolder, matrix: _Matrix, rows: slice) -> NDArray[np.int16]:
+    return _in_order(folder, str(matrix.zeros), matrix, rows).astype(np.int16)
 
 
-def _in_order(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """Unpack words [n, outputs / 8] to [n, outputs]."""
-    values = unpack_unsigned(np.ascontiguousarray(words).view(np.uint8), 4, words.shape[1] * 8)
-    return values.reshape(len(words), -1, 8)[:, :, _AWQ_PLACES].reshape(len(words), -1)
+def _in_order(folder: TensorFolder, name: str, matrix: _Matrix, rows: slice) -> NDArray[np.uint8]:
+    """Unpack words [n, outputs / 8] to the values of some outputs [rows, n]."""
+    words, places = _words_of_outputs(matrix, rows)
+    packed = np.ascontiguousarray(folder.array(name)[:, words])
+    values = unpack_unsigned(packed.view(np.uint8), 4, packed.shape[1] * 8)
+    return values.reshape(len(packed), -1, 8)[:, :, _AWQ_PLACES].reshape(len(packed), -1).T[places]
 
 
 # --- MLX affine: scale × unsigned integer + bias
@@ -331,28 +341,24 @@ def _find_mlx(where: Path, folder: TensorFolder, scheme: QuantScheme) -> Iterato
         yield _matrix(where, folder, module, (weight.shape[0], inputs), stored, parts)
 
 
-def _is_symmetric(folder: TensorFolder, matrix: _Matrix, rows: slice) -> bool:
-    """Return True if the middle of the integers stands for zero in every group of these rows."""
-    scales, biases = folder.floats(matrix.scales, rows), folder.floats(str(matrix.zeros), rows)
-    middle = np.float32(1 << (matrix.bits - 1))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.array_equal(biases, -middle * scales))
-
-
 _MLX_PARTS = {"weight": "weight", "scales": "scales", "zeros": "biases"}
 
 
 class _Layout(NamedTuple):
-    """How a layout finds its matrices, and reads packed integers [out, in] and zero points [out, groups]."""
+    """How a layout finds its matrices, and reads some rows: packed integers [rows, in], scales and zero points.
+
+    The last two are [rows, groups]; without zero points, what a group adds is stored instead.
+    """
 
     find: Callable[[Path, TensorFolder, QuantScheme], Iterator[_Matrix]]
     unsigned: Callable[[TensorFolder, _Matrix, slice], NDArray[np.uint8]]
-    zeros: Callable[[TensorFolder, _Matrix], NDArray[np.int16]]
+    scales: Callable[[TensorFolder, _Matrix, slice], NDArray[np.float32]]
+    zeros: Callable[[TensorFolder, _Matrix, slice], NDArray[np.int16]] | None
 
 
 _LAYOUTS: dict[QuantLayout, _Layout] = {
-    "compressed-tensors": _Layout(_find_compressed, _rows_of_words, _zeros_down),
-    "gptq": _Layout(_find_gptq, _columns_of_words, _zeros_along),
-    "awq": _Layout(_find_gptq, _unsigned_awq, _zeros_awq),
-    "mlx": _Layout(_find_mlx, _rows_of_words, _zeros_along),
+    "compressed-tensors": _Layout(_find_compressed, _rows_of_words, _scales_of_rows, _zeros_down),
+    "gptq": _Layout(_find_gptq, _columns_of_words, _scales_down, _zeros_along),
+    "awq": _Layout(_find_gptq, _unsigned_awq, _scales_down, _zeros_awq),
+    "mlx": _Layout(_find_mlx, _rows_of_words, _scales_of_rows, None),
 }

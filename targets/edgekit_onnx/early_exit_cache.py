@@ -6,7 +6,6 @@ The keys and values of those layers stay in the state's slot after a rewind, whi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,12 @@ class EarlyExitCache:
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that `tokens` has in common with the cached ones."""
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens, strict=False)))
+        count = 0
+        for mine, other in zip(self.tokens, tokens, strict=False):
+            if mine != other:
+                break
+            count += 1
+        return count
 
     def put(self, hidden: NDArray[Any], count: int) -> None:
         """Write the first `count` cached hidden states to the start of `hidden`."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.neutral import NeutralWeights, bits_of
+from edgekit.contracts.neutral import MINIMA_WITHIN, NeutralWeights, bits_of
 from edgekit.errors import Unsupported
 from edgekit_onnx.data_file import DataFile, DataLocation, are_halves
 from edgekit_onnx.layout import SLICE_BYTES
@@ -210,7 +210,7 @@ class OnnxPacking:
     def _offsets(self, modules: Sequence[str], block: int) -> PackedScales | None:
         """Write what is added to integer × scale in each block, for modules whose groups have minima.
 
-        It takes 16 bits where these are exact to a 128th of the scale.
+        It takes 16 bits where these are twice as exact as they must be, so that sums of float32 are exact enough.
         """
         if not self.weights.format_of(modules[0]).minima:
             return None
@@ -218,14 +218,15 @@ class OnnxPacking:
 
         def each() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
             for module in modules:
-                half = np.float32(1 << (bits_of(self.weights.format_of(module)) - 1))
+                middle = np.float32(1 << (bits_of(self.weights.format_of(module)) - 1))
                 for start, stop in _pieces(self._sizes[module][0], columns * 4):
                     some = slice(start, stop)
                     scales, minima = self.weights.scales(module, some), self.weights.minima(module, some)
                     assert minima is not None, "the modules have one format"
-                    yield minima + half * scales, np.abs(scales)
+                    yield minima + middle * scales, np.abs(scales)
 
-        are_near = all((np.abs(off - off.astype(np.float16)) <= scale / 128 + _TINY).all() for off, scale in each())
+        half = np.float32(MINIMA_WITHIN / 2)
+        are_near = all((np.abs(off - off.astype(np.float16)) <= half * scale + _TINY).all() for off, scale in each())
         numbers = np.dtype(np.float16 if are_near else np.float32)
         pieces = (np.repeat(off, columns // off.shape[1], axis=1).astype(numbers) for off, _ in each())
         return PackedScales(self.file.add(pieces, outputs * columns * numbers.itemsize), numbers, columns)

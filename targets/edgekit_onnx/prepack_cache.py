@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.common.content_store import ContentStore, Hold
+from edgekit.common.content_store import ContentStore, Hold, packed_limit
 from edgekit.common.files import file_sha256, free_bytes, home, write_file
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log, slow
 from edgekit.common.machine_facts import is_marked, machine_key, mark
 from edgekit.common.proc import cpuinfo
-from edgekit.common.units import GIB, parse_bytes, show_bytes
+from edgekit.common.units import show_bytes
 from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError, InvalidInput
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.memory import packed_share
@@ -35,7 +35,6 @@ from edgekit_onnx.sessions import arithmetic
 
 LAYOUT = 1  # raise it whenever the format of the cache changes
 MANIFEST = "packed.json"
-_DEFAULT_LIMIT_BYTES = 16 * GIB
 # Private memory of the process that packs: 34 MB and 1.0 to 1.5 times the weights were measured.
 _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
@@ -55,7 +54,7 @@ class PackedFolder(NamedTuple):
 def get_or_build(key: str, files: Path, save: Callable[[Path], None], *, own: bool) -> PackedFolder:
     """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder."""
     try:
-        limit = _limit()
+        limit = packed_limit()
         if limit == 0:
             return PackedFolder(None, "packed weights are turned off (EDGEKIT_PACKED)")
         features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
@@ -245,10 +244,3 @@ def _stamp(path: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]
     """Return the facts of a file that change when it is replaced or rewritten."""
     infos = [(name, (path / name).lstat()) for name in names]
     return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
-
-
-def _limit() -> int:
-    setting = os.environ.get("EDGEKIT_PACKED", "").strip()
-    if setting.lower() in ("off", "0", "no", "false"):
-        return 0
-    return parse_bytes(setting, "EDGEKIT_PACKED") if setting else _DEFAULT_LIMIT_BYTES

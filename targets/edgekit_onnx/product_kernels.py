@@ -74,7 +74,7 @@ def with_kernels(data: bytes, *, gated: bool = False) -> bytes:
 
 
 def _with_offsets(graph: Any) -> list[Any]:
-    """Return the nodes with products that add what the graph adds to their weights' blocks by nodes of its own."""
+    """Return the nodes; products add their blocks' minima themselves, instead of by a `FusedMatMul` and an `Add`."""
     makers: dict[str, Any] = {name: node for node in graph.node for name in node.output}
     moved = set()
     for node in graph.node:

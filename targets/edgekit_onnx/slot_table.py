@@ -34,7 +34,8 @@ class SlotTable:
     ) -> None:
         """`steps`: of an 8-bit cache."""
         self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
-        self.steps, self.states = steps, list[SlotHolder]()
+        self.steps = steps
+        self.states: list[SlotHolder] = []
 
     def add(self, state: SlotHolder) -> int:
         """Assign the lowest free slot to `state` and return it."""

@@ -16,7 +16,7 @@ extern "C" {
 
 // Grows when a function or a structure below changes, so that a program can refuse a library that was built from
 // another header.
-#define EDGEKIT_API_VERSION 3
+#define EDGEKIT_API_VERSION 4
 edgekit_export int edgekit_api_version(void);
 
 typedef struct edgekit_tokenizer edgekit_tokenizer;
@@ -61,13 +61,21 @@ edgekit_export int64_t edgekit_render(const edgekit_template* chat_template, con
 // all files, their chunks, and that there is nothing else. 0, or -1 where it is damaged.
 edgekit_export int edgekit_verify(const char* folder);
 
+// Packs the weights of an artifact for ONNX Runtime into `packed`, a folder that nothing else uses, or does nothing where
+// that was done before. Without, each opening packs them into private memory, which counts against an app; packed ones
+// are mapped. They take two to three times the weights on disk, and this call as much private memory as an opening without
+// them. Do it again after ONNX Runtime or the artifact changed. 0, or -1 where it failed.
+edgekit_export int edgekit_pack(const char* folder, const char* runtime, const char* packed);
+
 // Opens an artifact: every file is hashed and compared with the manifest first. `runtime` is the file of ONNX Runtime's
 // library (null: libonnxruntime, where the system finds it); for programs of ExecuTorch, a library with operators of it
 // (null: kernels of our own for those that the build lacks). With 0 `threads`, the plan's number
 // is taken, but at most the cores of this process's affinity mask.
 // With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks. On arm64, ONNX Runtime then
-// computes one token at a time.
-edgekit_export edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact);
+// computes one token at a time. `packed` is a folder that `edgekit_pack` made on this device, which only the app may
+// write, or null.
+edgekit_export edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact,
+                                           const char* packed);
 edgekit_export void edgekit_close(edgekit_model* model);  // null is allowed
 
 // The model's tokenizer and chat template, which live as long as the model.
@@ -116,7 +124,7 @@ edgekit_export int edgekit_generate(edgekit_model* model, const int32_t* prompt,
 
 // Bytes of a model's memory; -1 where the system does not count them.
 typedef struct edgekit_memory {
-  int64_t weights;          // resident pages of the artifact's mapped files, which the system may drop
+  int64_t weights;          // resident pages of mapped files, which the system may drop
   int64_t engine;           // private: what opening the model took, with weights that the runtime packed
   int64_t cache;            // private, once it is full: keys and values of the whole context, or of the window
   int64_t cache_used;       // of the tokens that it holds now

@@ -89,7 +89,7 @@ class _Chat(Structure):
 
 
 _IDS = POINTER(c_int32)
-API_VERSION = 3  # as in edgekit_native.h
+API_VERSION = 4  # as in edgekit_native.h
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_api_version": (c_int, []),
     "edgekit_last_error": (c_char_p, []),
@@ -101,7 +101,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_template_close": (None, [c_void_p]),
     "edgekit_render": (c_int64, [c_void_p, POINTER(_Chat), POINTER(c_char), c_size_t]),
     "edgekit_verify": (c_int, [c_char_p]),
-    "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int, c_int]),
+    "edgekit_pack": (c_int, [c_char_p, c_char_p, c_char_p]),
+    "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int, c_int, c_char_p]),
     "edgekit_close": (None, [c_void_p]),
     "edgekit_tokenizer_of": (c_void_p, [c_void_p]),
     "edgekit_template_of": (c_void_p, [c_void_p]),
@@ -117,6 +118,7 @@ class NativeLibrary:
 
     def __init__(self, path: Path) -> None:
         """Raises `TargetMissing` for a file that cannot be loaded or has another API."""
+        self.path = path
         try:
             self.functions = ctypes.CDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():
@@ -166,15 +168,29 @@ class NativeLibrary:
         if self.functions.edgekit_verify(str(folder).encode()) != 0:
             raise self.error()
 
+    def pack(self, folder: Path, packed: Path) -> None:
+        """Pack an artifact's weights for the onnxruntime of this Python into the folder `packed`."""
+        places = [str(place).encode() for place in (folder, onnxruntime_library(), packed)]
+        if self.functions.edgekit_pack(*places) != 0:
+            raise self.error()
+
     def open(
-        self, folder: Path, *, runtime: Path | str | None = None, threads: int = 0, exact: bool = False
+        self,
+        folder: Path,
+        *,
+        runtime: Path | str | None = None,
+        threads: int = 0,
+        exact: bool = False,
+        packed: Path | None = None,
     ) -> NativeModel:
         """Open an artifact; None: the onnxruntime of this Python. 0 threads: as many as the plan says.
 
+        `packed`: a folder that `pack` made, whose weights are mapped; None: they are packed into private memory.
         For a program of ExecuTorch, `runtime` is a library with its operators; an empty text: the library's own.
         """
         library = onnxruntime_library() if runtime is None else runtime
-        handle = self.functions.edgekit_open(str(folder).encode(), str(library).encode(), threads, exact)
+        places = [None if place is None else str(place).encode() for place in (folder, library, packed)]
+        handle = self.functions.edgekit_open(places[0], places[1], threads, exact, places[2])
         if not handle:
             raise self.error()
         return NativeModel(self, handle)

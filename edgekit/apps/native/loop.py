@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,13 +13,20 @@ from threading import Thread
 from typing import Any
 
 from edgekit.apps.native.build import executorch_folder, find_built
-from edgekit.apps.native.library import NativeLibrary, NativeModel
+from edgekit.apps.native.library import API_VERSION, NativeLibrary, NativeModel
+from edgekit.common.content_store import ContentStore, Hold, packed_limit
+from edgekit.common.files import home
+from edgekit.common.log import log, slow
+from edgekit.common.machine_facts import machine_key
+from edgekit.common.packages import TARGET_PACKAGES, versions_of
 from edgekit.contracts.drafter import LOOKUP_TOKENS
+from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
-from edgekit.errors import TargetMissing
+from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
 _EXECUTORCH = "executorch"  # the target
+_PACKED = "weights"  # in its folder of the cache
 _ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorch's wheel
 
 
@@ -89,8 +99,12 @@ class NativeLoop:
     """An artifact that is opened for one answer after the other."""
 
     def __init__(self, artifact: Path, target: str, *, exact: bool = False, drafts: bool = False) -> None:
-        runtime = _attention() if target == _EXECUTORCH else None
-        self._model = NativeLibrary(find_library(target)).open(artifact, runtime=runtime, exact=exact)
+        library, is_program = find_library(target), target == _EXECUTORCH
+        packed, self._hold = (None, None) if is_program else _packed_weights(artifact, library)
+        self.maps_weights = is_program or packed is not None
+        self._model = NativeLibrary(library).open(
+            artifact, runtime=_attention() if is_program else None, exact=exact, packed=packed
+        )
         self._draft_tokens = LOOKUP_TOKENS if drafts else 0
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
@@ -110,7 +124,47 @@ class NativeLoop:
         self._model.close()
 
 
+def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | None]:
+    """Return the folder of the packed weights, made in a process of its own, and its hold; none where they cannot be.
+
+    Where they lie, `edgekit.open` keeps its own.
+    """
+    limit = packed_limit()
+    if limit == 0:
+        return None, None
+    manifest = (artifact / MANIFEST).read_bytes()
+    versions = f"{API_VERSION} {versions_of(TARGET_PACKAGES['onnx'])} {machine_key()}"
+    key = hashlib.sha256(manifest + versions.encode()).hexdigest()
+
+    def make(folder: Path) -> None:
+        slow.info("packing the weights of %s for this processor, once; later openings map them", artifact.name)
+        arguments = [str(each) for each in (library, artifact.resolve(), folder / _PACKED)]
+        done = subprocess.run([sys.executable, "-P", "-m", __name__, *arguments], capture_output=True, check=False)
+        if done.returncode != 0:
+            raise TargetFailed(done.stderr.decode(errors="replace")[-300:].strip() or f"exit {done.returncode}")
+        (folder / "model.txt").write_text(f"{artifact.name} for the native library")
+
+    try:
+        folder, hold = ContentStore(home() / "packed", limit).hold(key, make, lambda entry: None)
+    except (OSError, EdgekitError) as error:
+        log.warning("the weights cannot be packed, and are copied instead: %s", error)
+        return None, None
+    return folder / _PACKED, hold
+
+
 def _attention() -> Path | str:
     """ExecuTorch's attention operators, so that texts equal Python's; an empty text if its wheel has none."""
     library = executorch_folder() / _ATTENTION
     return library if library.is_file() else ""
+
+
+def _main() -> None:
+    library, artifact, packed = (Path(each) for each in sys.argv[1:])
+    try:
+        NativeLibrary(library).pack(artifact, packed)
+    except EdgekitError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    _main()

@@ -86,6 +86,19 @@ def test_a_chat_is_rendered_and_its_figures_are_shown(demo_artifact: Path, runti
     assert "--system" in refusal(demo_artifact, "x", "--raw", "--system", "y")
 
 
+@pytest.mark.usefixtures("library")
+def test_weights_are_packed_once_unless_that_is_turned_off(
+    demo_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = {}
+    for setting in ("1GiB", "off"):
+        monkeypatch.setenv("EDGEKIT_PACKED", setting)
+        memory = json.loads(run(demo_artifact, PROMPT, "--raw", "--json"))["statistics"]["memory"]
+        private[setting] = next(each for each in memory["classes"] if each["name"] == "runtime and private weights")
+    assert private["1GiB"]["predicted_bytes"] < private["off"]["predicted_bytes"]
+    assert private["1GiB"]["measured_bytes"] < private["off"]["measured_bytes"] + (4 << 20)
+
+
 @pytest.mark.parametrize("name", ONLY_IN_PYTHON)
 def test_what_the_native_loop_lacks_is_refused_by_name(demo_artifact: Path, name: str) -> None:
     assert "native" in (message := refusal(demo_artifact, PROMPT, name, *ONLY_IN_PYTHON[name])) and name in message

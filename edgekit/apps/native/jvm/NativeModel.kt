@@ -9,10 +9,19 @@ package edgekit
  * @param onnxRuntime the file of ONNX Runtime's library; null: `libonnxruntime.so` of the app or the system.
  * @param threads 0: as planned, within the cores that the process may use.
  * @param exact a text does not depend on drafts and reused prefixes.
+ * @param packed a folder that [pack] made on this device; null: weights are packed into private memory.
  * @throws Failed where the artifact is damaged or not supported.
  */
-class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0, exact: Boolean = false) : AutoCloseable {
-    private var handle = open(folder.encodeToByteArray(), onnxRuntime?.encodeToByteArray(), threads, exact)
+class NativeModel(
+    folder: String,
+    onnxRuntime: String? = null,
+    threads: Int = 0,
+    exact: Boolean = false,
+    packed: String? = null,
+) : AutoCloseable {
+    private var handle = open(
+        folder.encodeToByteArray(), onnxRuntime?.encodeToByteArray(), threads, exact, packed?.encodeToByteArray(),
+    )
 
     /** An error in one line. */
     class Failed internal constructor(line: ByteArray) : RuntimeException(line.decodeToString())
@@ -129,11 +138,24 @@ class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0,
         @JvmStatic
         fun verify(folder: String) = checkFiles(folder.encodeToByteArray())
 
+        /**
+         * Pack the weights of an artifact for this device into [packed], a folder that nothing else uses, unless that was
+         * done before: openings with it map them. Takes as much private memory as an opening without.
+         */
+        @JvmStatic
+        fun pack(folder: String, onnxRuntime: String? = null, packed: String) =
+            makePacked(folder.encodeToByteArray(), onnxRuntime?.encodeToByteArray(), packed.encodeToByteArray())
+
         @JvmStatic
         private external fun checkFiles(folder: ByteArray)
 
         @JvmStatic
-        private external fun open(folder: ByteArray, onnxRuntime: ByteArray?, threads: Int, exact: Boolean): Long
+        private external fun makePacked(folder: ByteArray, onnxRuntime: ByteArray?, packed: ByteArray)
+
+        @JvmStatic
+        private external fun open(
+            folder: ByteArray, onnxRuntime: ByteArray?, threads: Int, exact: Boolean, packed: ByteArray?,
+        ): Long
 
         @JvmStatic
         private external fun release(handle: Long)

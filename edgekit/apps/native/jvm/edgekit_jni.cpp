@@ -92,10 +92,17 @@ JNIEXPORT void JNICALL Java_edgekit_NativeModel_checkFiles(JNIEnv* env, jclass, 
   if (edgekit_verify(text_or_null(bytes_of(env, folder))) != 0) fail(env);
 }
 
+JNIEXPORT void JNICALL Java_edgekit_NativeModel_makePacked(JNIEnv* env, jclass, jbyteArray folder,
+                                                           jbyteArray onnxruntime, jbyteArray packed) {
+  const auto place = bytes_of(env, folder), library = bytes_of(env, onnxruntime), weights = bytes_of(env, packed);
+  if (edgekit_pack(text_or_null(place), text_or_null(library), text_or_null(weights)) != 0) fail(env);
+}
+
 JNIEXPORT jlong JNICALL Java_edgekit_NativeModel_open(JNIEnv* env, jclass, jbyteArray folder, jbyteArray onnxruntime,
-                                                      jint threads, jboolean exact) {
-  const auto place = bytes_of(env, folder), library = bytes_of(env, onnxruntime);
-  edgekit_model* model = edgekit_open(text_or_null(place), text_or_null(library), threads, exact);
+                                                      jint threads, jboolean exact, jbyteArray packed) {
+  const auto place = bytes_of(env, folder), library = bytes_of(env, onnxruntime), weights = bytes_of(env, packed);
+  edgekit_model* model =
+      edgekit_open(text_or_null(place), text_or_null(library), threads, exact, text_or_null(weights));
   if (model == nullptr) fail(env);
   return reinterpret_cast<jlong>(model);
 }

@@ -156,10 +156,18 @@ int edgekit_verify(const char* folder) {
   });
 }
 
-edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact) {
+int edgekit_pack(const char* folder, const char* runtime, const char* packed) {
+  return guarded<int>(-1, [&] {
+    edgekit::pack(given(folder, "folder"), runtime == nullptr ? "" : runtime, given(packed, "packed"));
+    return 0;
+  });
+}
+
+edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact, const char* packed) {
   return guarded<edgekit_model*>(nullptr, [&] {
-    const char* library = runtime == nullptr ? "" : runtime;
-    return reinterpret_cast<edgekit_model*>(new Model(given(folder, "folder"), library, threads, exact != 0));
+    const auto text = [](const char* optional) { return std::string(optional == nullptr ? "" : optional); };
+    auto* model = new Model(given(folder, "folder"), text(runtime), threads, exact != 0, text(packed));
+    return reinterpret_cast<edgekit_model*>(model);
   });
 }
 

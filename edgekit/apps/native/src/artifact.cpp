@@ -200,11 +200,16 @@ void Artifact::check_files() const {
   }
 }
 
+const Artifact::FileFact& Artifact::fact(const std::string& name) const {
+  const auto found = files_.find(name);
+  if (found == files_.end()) refuse(folder_ + ": holds no " + name + "; export it again");
+  return found->second;
+}
+
 std::string Artifact::read(const std::string& name, size_t limit) const {
-  const auto fact = files_.find(name);
-  if (fact == files_.end()) refuse(folder_ + ": holds no " + name + "; export it again");
+  const FileFact& stated = fact(name);
   std::string bytes = read_file(path(name), limit);
-  if (sha256_of(bytes) != fact->second.sha256) refuse(path(name) + ": was changed while it was opened; open it again");
+  if (sha256_of(bytes) != stated.sha256) refuse(path(name) + ": was changed while it was opened; open it again");
   return bytes;
 }
 

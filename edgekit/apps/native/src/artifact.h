@@ -18,6 +18,9 @@ class Artifact {
   const std::string& folder() const { return folder_; }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
+  const std::string& hash_of(const std::string& name) const { return fact(name).sha256; }
+  int64_t size_of(const std::string& name) const { return fact(name).bytes; }
+
   // The bytes of a file, which are compared with its hash once more: it may have been replaced since it was opened.
   std::string read(const std::string& name, size_t limit) const;
 
@@ -26,6 +29,7 @@ class Artifact {
     int64_t bytes;
     std::string sha256;
   };
+  const FileFact& fact(const std::string& name) const;  // throws std::runtime_error
   void read_facts();
   void check_files() const;
 

@@ -36,8 +36,9 @@ const float* Engine::feed(const std::vector<TokenId>& tokens, size_t rows) {
 }
 
 std::unique_ptr<Engine> open_engine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
-                                    bool is_exact) {
-  if (plan.target == "onnx") return std::make_unique<OnnxEngine>(artifact, plan, library, threads, is_exact);
+                                    bool is_exact, const std::string& packed) {
+  if (plan.target == "onnx") return std::make_unique<OnnxEngine>(artifact, plan, library, threads, is_exact, packed);
+  if (!packed.empty()) refuse(packed + ": only weights for ONNX Runtime are packed; open without packed weights");
 #ifdef NATIVE_EXECUTORCH
   return std::make_unique<ExecutorchEngine>(artifact, plan, library, threads, is_exact);
 #else

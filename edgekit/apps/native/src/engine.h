@@ -53,8 +53,9 @@ class Engine {
 };
 
 // Opens an artifact by the runtime of its target. `library` is ONNX Runtime's, or one with operators for ExecuTorch.
-// `is_exact`: logits do not depend on the pieces in which tokens are fed. Throws std::runtime_error.
+// `is_exact`: logits do not depend on the pieces in which tokens are fed. `packed`: a folder of packed weights, or empty.
+// Throws std::runtime_error.
 std::unique_ptr<Engine> open_engine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
-                                    bool is_exact);
+                                    bool is_exact, const std::string& packed);
 
 }  // namespace edgekit

@@ -8,6 +8,7 @@
 #endif
 
 #include "errors.h"
+#include "packed_weights.h"
 #include "process_memory.h"
 
 namespace edgekit {
@@ -33,13 +34,17 @@ int usable_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::unique_ptr<Engine> opened(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
-                               bool is_exact) {
+// A plan counts its device's cores. More threads than cores are slower, and round otherwise.
+int threads_of(const Plan& plan, int threads) {
   if (threads < 0 || threads > kMostThreads)
     refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
-  // A plan counts its device's cores. More threads than cores are slower, and round otherwise.
-  if (threads == 0) threads = std::min(plan.threads, usable_cores());
-  return open_engine(artifact, plan, library, threads, is_exact);
+  return threads == 0 ? std::min(plan.threads, usable_cores()) : threads;
+}
+
+std::unique_ptr<Engine> opened(const Artifact& artifact, const std::string& library, int threads, bool is_exact,
+                               const std::string& packed) {
+  const Plan plan = plan_of(artifact);
+  return open_engine(artifact, plan, library, threads_of(plan, threads), is_exact, packed);
 }
 
 // The tokens of `generation_config.json` that end a text.
@@ -65,16 +70,27 @@ std::optional<std::string> read_if_there(const Artifact& artifact, const char* n
 
 }  // namespace
 
-Model::Model(const std::string& folder, const std::string& library, int threads, bool is_exact)
-    : Model(Artifact(folder), library, threads, is_exact) {}
+void pack(const std::string& folder, const std::string& library, const std::string& packed) {
+  const Artifact artifact(folder);
+  const Plan plan = plan_of(artifact);
+  if (plan.target != "onnx") refuse(folder + ": is for " + quote_short(plan.target) + ", whose weights are not packed");
+  if (packed.empty()) refuse("packed is empty; name a folder for the packed weights");
+  pack_weights(artifact, plan, library, threads_of(plan, 0), packed);
+}
 
-Model::Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact)
+Model::Model(const std::string& folder, const std::string& library, int threads, bool is_exact,
+             const std::string& packed)
+    : Model(Artifact(folder), library, threads, is_exact, packed) {}
+
+Model::Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact,
+             const std::string& packed)
     : folder_(artifact.folder()),
+      packed_(packed),
       before_(private_bytes()),
       tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
       chat_template_(read_if_there(artifact, "tokenizer_config.json", kMostTemplateConfigBytes),
                      read_if_there(artifact, "chat_template.jinja", kMostTemplateBytes)),
-      engine_(opened(artifact, plan_of(artifact), library, threads, is_exact)),
+      engine_(opened(artifact, library, threads, is_exact, packed)),
       ends_(plan().ends) {
   for (const TokenId each : more_ends(artifact)) ends_.push_back(each);
   loaded_ = private_bytes();
@@ -83,7 +99,8 @@ Model::Model(const Artifact& artifact, const std::string& library, int threads, 
 Memory Model::memory() const {
   const int64_t now = private_bytes(), touched = engine_->cache_bytes(engine_->most_held());
   const bool is_counted = before_ >= 0 && loaded_ >= 0 && now >= 0;
-  return {mapped_bytes(folder_),
+  const int64_t mapped = mapped_bytes(folder_);
+  return {packed_.empty() || mapped < 0 ? mapped : mapped + mapped_bytes(packed_),
           is_counted ? std::max<int64_t>(0, loaded_ - before_) : -1,
           engine_->cache_bytes(plan().window ? plan().window->tokens : plan().capacity),
           engine_->cache_bytes(engine_->held()),

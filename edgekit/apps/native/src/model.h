@@ -19,10 +19,13 @@ struct Memory {
   int64_t weights, engine, cache, cache_used, activations, process_private, process_peak;
 };
 
+// Packs an artifact's weights for this processor into `packed`, once. Throws std::runtime_error.
+void pack(const std::string& folder, const std::string& library, const std::string& packed);
+
 class Model {
  public:
-  // `threads` 0: as many as the plan says. Throws std::runtime_error.
-  Model(const std::string& folder, const std::string& library, int threads, bool is_exact);
+  // `threads` 0: as many as the plan says. `packed`: a folder of `pack`, or empty. Throws std::runtime_error.
+  Model(const std::string& folder, const std::string& library, int threads, bool is_exact, const std::string& packed);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const ChatTemplate& chat_template() const { return chat_template_; }
@@ -32,9 +35,9 @@ class Model {
   void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
 
  private:
-  Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact);
+  Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact, const std::string& packed);
 
-  const std::string folder_;
+  const std::string folder_, packed_;
   const int64_t before_;  // private bytes of the process, before the model was opened
   Tokenizer tokenizer_;
   ChatTemplate chat_template_;

@@ -25,31 +25,12 @@ constexpr size_t kWideInputs[] = {0, 1, 2, 7, 8};
 // The inputs before the steps; position ids, a bias and a sink among them, which these graphs do not have.
 constexpr size_t kInputsBeforeSteps = 12;
 
-std::string text_of(std::string_view message, uint32_t field) {
-  for (const ProtobufField& each : protobuf_fields(message)) {
-    if (each.number == field && each.kind == ProtobufField::Kind::kBytes) return std::string(each.content);
-  }
-  return "";
-}
-
 bool starts_with(const std::string& text, const std::string& start) {
   return text.compare(0, start.size(), start) == 0;
 }
 
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
-// A message whose field `number` is replaced, wherever it occurs.
-std::string replaced_in(std::string_view message, uint32_t number,
-                        const std::function<std::string(std::string_view)>& changed) {
-  std::string made;
-  for (const ProtobufField& each : protobuf_fields(message)) {
-    const bool is_it = each.number == number && each.kind == ProtobufField::Kind::kBytes;
-    if (is_it) add_bytes(made, number, changed(each.content));
-    else made += each.written;
-  }
-  return made;
 }
 
 // An input or output of a graph, whose numbers are of this kind where it belongs to the cache.
@@ -91,6 +72,15 @@ std::string text_attribute(const char* name, const char* value) {
   add_bytes(made, kAttributeName, name);
   add_bytes(made, kAttributeText, value);
   add_number(made, kAttributeKind, kText);
+  return made;
+}
+
+// The fields of a node without some attributes, which a graph that was saved by ONNX Runtime has.
+std::string without_attributes(std::string_view fields, const std::set<std::string>& names) {
+  std::string made;
+  for (const ProtobufField& each : protobuf_fields(fields)) {
+    if (each.number != kNodeAttribute || names.count(text_of(each.content, kAttributeName)) == 0) made += each.written;
+  }
   return made;
 }
 
@@ -154,6 +144,10 @@ std::string changed_model(const std::string& model, const Change& change) {
 
 }  // namespace
 
+std::string with_float_cache(const std::string& graph) {
+  return changed_model(graph, {Number::kFloat, [](const Node& node) { return std::vector{node.message()}; }});
+}
+
 std::string with_half_cache(const std::string& graph) {
   std::set<std::string> known;  // that were cast before, since layers share their rotary tables
   return changed_model(graph, {Number::kHalf, [&](Node node) {
@@ -188,6 +182,7 @@ std::string with_int8_cache(const std::string& graph) {
       node.inputs.push_back("step." + layer + kind);
       if (known.insert(node.inputs.back()).second) added.push_back(input_of_floats(node.inputs.back()));
     }
+    node.rest = without_attributes(node.rest, {"k_quant_type", "v_quant_type", "kv_cache_bit_width"});
     for (const char* name : {"k_quant_type", "v_quant_type"})
       add_bytes(node.rest, kNodeAttribute, text_attribute(name, "PER_CHANNEL"));
     add_bytes(node.rest, kNodeAttribute, whole_attribute("kv_cache_bit_width", 8));

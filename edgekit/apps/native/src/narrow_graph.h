@@ -5,6 +5,9 @@
 
 namespace edgekit {
 
+// A cache of 32 bits: saved with a narrower one, a graph would have casts of the whole cache in every step.
+std::string with_float_cache(const std::string& graph);
+
 // Attention in float16, between casts. Throws std::runtime_error.
 std::string with_half_cache(const std::string& graph);
 

@@ -4,12 +4,14 @@
 
 #include "errors.h"
 #include "kv_steps.h"
+#include "files.h"
 #include "narrow_graph.h"
+#include "packed_weights.h"
 
 namespace edgekit {
 namespace {
 
-constexpr size_t kMostGraphBytes = 64u << 20;
+constexpr size_t kMostPackedGraphBytes = 512u << 20;
 constexpr size_t kMostStepsBytes = 64u << 20;
 constexpr size_t kSpare = 2;  // tokens of padding for which rotary tables have room
 // Tokens that attend at once to a cache of 16 bits: attention holds the scores of each over the whole cache.
@@ -44,23 +46,35 @@ void refuse_inexact(const Plan& plan) {
 
 }  // namespace
 
+std::vector<std::string> graph_names(const Plan& plan) {
+  std::vector<std::string> names;
+  for (size_t index = 0; index + 1 < plan.cuts.size(); ++index) {
+    names.push_back("body-" + std::to_string(plan.cuts[index]) + "-" + std::to_string(plan.cuts[index + 1]) + ".onnx");
+  }
+  names.push_back("head.onnx");
+  return names;
+}
+
 OnnxEngine::OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
-                       bool is_exact)
+                       bool is_exact, const std::string& packed)
     : Engine(plan),
       pads_(is_exact && !kFeedsSingleTokens),
       is_single_(is_exact && kFeedsSingleTokens),
       cache_(plan.layers, plan.capacity + (is_exact ? kSpare : 0), plan.cache),
       runtime_(OnnxRuntime::load(library)) {
   if (is_exact) refuse_inexact(plan_);
-  const auto open = [&](const std::string& graph) {
-    return Session(runtime_, graph, artifact.folder(), threads);
+  if (!packed.empty()) check_packed(artifact, plan_, runtime_->version(), packed);
+  const auto graph = [&](const std::string& name) {
+    return packed.empty() ? artifact.read(name, kMostGraphBytes) : read_file(packed + "/" + name, kMostPackedGraphBytes);
   };
-  for (size_t index = 0; index + 1 < plan_.cuts.size(); ++index) {
-    const size_t first = plan_.cuts[index], end = plan_.cuts[index + 1];
-    const std::string name = "body-" + std::to_string(first) + "-" + std::to_string(end) + ".onnx";
-    parts_.push_back({open(narrow(artifact.read(name, kMostGraphBytes))), first, end, {}, {}});
+  const auto open = [&](const std::string& bytes) {
+    return Session(runtime_, bytes, packed.empty() ? artifact.folder() : packed, threads);
+  };
+  const std::vector<std::string> names = graph_names(plan_);
+  for (size_t index = 0; index + 1 < names.size(); ++index) {
+    parts_.push_back({open(narrow(graph(names[index]))), plan_.cuts[index], plan_.cuts[index + 1], {}, {}});
   }
-  head_ = std::make_unique<Session>(open(artifact.read("head.onnx", kMostGraphBytes)));
+  head_ = std::make_unique<Session>(open(graph(names.back())));
   bind_cache(artifact);
   const size_t most = std::min(plan_.chunk_tokens, plan_.capacity) + kSpare;
   ids_.resize(most);

@@ -12,9 +12,17 @@
 
 namespace edgekit {
 
+constexpr const char* kWeightsFile = "weights.bin";
+constexpr size_t kMostGraphBytes = 64u << 20;
+
+// The files of the graphs: those of the body in their order, then the head.
+std::vector<std::string> graph_names(const Plan& plan);
+
 class OnnxEngine : public Engine {
  public:
-  OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads, bool is_exact);
+  // `packed`: a folder of `pack_weights`; empty: the runtime packs weights into private memory.
+  OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads, bool is_exact,
+             const std::string& packed);
 
   int64_t cache_bytes(size_t tokens) const override { return cache_.bytes(tokens); }
 

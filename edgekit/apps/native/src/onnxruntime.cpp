@@ -26,6 +26,7 @@ enum Function {
   kCreateSessionFromArray = 8,
   kRun = 9,
   kCreateSessionOptions = 10,
+  kSetOptimizedModelFilePath = 11,
   kDisableMemPattern = 17,
   kSetSessionLogSeverityLevel = 22,
   kSetIntraOpNumThreads = 24,
@@ -131,7 +132,8 @@ Tensor::~Tensor() {
   if (value_ != nullptr) runtime_->call<void>(kReleaseValue, value_);
 }
 
-Session::Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph, const std::string& folder, int threads)
+Session::Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph, const std::string& folder, int threads,
+                 const SavedGraph& saved)
     : runtime_(std::move(runtime)) {
   const OnnxRuntime& api = *runtime_;
   void* created = nullptr;
@@ -142,7 +144,7 @@ Session::Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph,
   api.check(kSetInterOpNumThreads, options.get(), 1);
   api.check(kSetSessionLogSeverityLevel, options.get(), kErrors);
   api.check(kDisableMemPattern, options.get());
-  const std::pair<const char*, std::string> entries[] = {
+  std::vector<std::pair<const char*, std::string>> entries = {
       {"session.model_external_initializers_file_folder_path", folder},
       {"session.use_env_allocators", "1"},
       {"session.use_device_allocator_for_initializers", "1"},
@@ -151,6 +153,13 @@ Session::Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph,
       {"session.intra_op.spin_duration_us", "100"},
       {"session.force_spinning_stop", "1"},
   };
+  if (!saved.path.empty()) {
+    api.check(kSetOptimizedModelFilePath, options.get(), saved.path.c_str());
+    entries.emplace_back("session.optimized_model_external_initializers_file_name", saved.data);
+    // All but the smallest go outside: scales inside a graph whose weights are outside are corrupted (1.31.1).
+    entries.emplace_back("session.optimized_model_external_initializers_min_size_in_bytes", "64");
+    entries.emplace_back("session.save_external_prepacked_constant_initializers", "1");
+  }
   for (const auto& [name, value] : entries) api.check(kAddSessionConfigEntry, options.get(), name, value.c_str());
   api.check(kCreateSessionFromArray, static_cast<const void*>(api.environment_), static_cast<const void*>(graph.data()),
             graph.size(), static_cast<const void*>(options.get()), &session_);

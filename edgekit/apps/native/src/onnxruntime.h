@@ -62,10 +62,16 @@ struct Bound {
   }
 };
 
+// Where a session saves its graph with packed weights: the graph's path, and the name of the data file beside it.
+struct SavedGraph {
+  std::string path, data;
+};
+
 class Session {
  public:
   // Opens the bytes of a graph, whose weights are in files of `folder`.
-  Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph, const std::string& folder, int threads);
+  Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph, const std::string& folder, int threads,
+          const SavedGraph& saved = {});
   ~Session();
   Session(Session&& other) noexcept;
   Session& operator=(Session&&) = delete;

@@ -75,4 +75,22 @@ void add_bytes(std::string& message, uint32_t field, std::string_view content) {
   message += content;
 }
 
+std::string text_of(std::string_view message, uint32_t field) {
+  for (const ProtobufField& each : protobuf_fields(message)) {
+    if (each.number == field && each.kind == ProtobufField::Kind::kBytes) return std::string(each.content);
+  }
+  return "";
+}
+
+std::string replaced_in(std::string_view message, uint32_t number,
+                        const std::function<std::string(std::string_view)>& changed) {
+  std::string made;
+  for (const ProtobufField& each : protobuf_fields(message)) {
+    const bool is_it = each.number == number && each.kind == ProtobufField::Kind::kBytes;
+    if (is_it) add_bytes(made, number, changed(each.content));
+    else made += each.written;
+  }
+  return made;
+}
+
 }  // namespace edgekit

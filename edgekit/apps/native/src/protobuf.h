@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,13 @@ struct ProtobufField {
 
 // The fields of a message in their order; they point into it. Throws std::runtime_error.
 std::vector<ProtobufField> protobuf_fields(std::string_view message);
+
+// The bytes of the first field with this number; empty without one.
+std::string text_of(std::string_view message, uint32_t field);
+
+// A message whose field `number` is replaced, wherever it occurs.
+std::string replaced_in(std::string_view message, uint32_t number,
+                        const std::function<std::string(std::string_view)>& changed);
 
 void add_number(std::string& message, uint32_t field, uint64_t value);
 void add_bytes(std::string& message, uint32_t field, std::string_view content);

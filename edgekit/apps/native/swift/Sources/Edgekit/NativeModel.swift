@@ -68,11 +68,14 @@ public final class NativeModel: @unchecked Sendable {
   ///   - onnxRuntime: the file of ONNX Runtime's library; nil: where the system finds it.
   ///   - threads: 0: as planned, within the cores that the process may use.
   ///   - exact: a text does not depend on drafts and reused prefixes.
+  ///   - packed: a folder that `pack` made on this device; nil: weights are packed into private memory.
   /// - Throws: `Failed` where the artifact is damaged or not supported.
-  public init(folder: String, onnxRuntime: String? = nil, threads: Int32 = 0, exact: Bool = false) throws {
-    let library = copied(onnxRuntime)
-    defer { free(library) }
-    guard let opened = edgekit_open(folder, library, threads, exact ? 1 : 0) else { throw lastFailure() }
+  public init(
+    folder: String, onnxRuntime: String? = nil, threads: Int32 = 0, exact: Bool = false, packed: String? = nil
+  ) throws {
+    let library = copied(onnxRuntime), weights = copied(packed)
+    defer { [library, weights].forEach { free($0) } }
+    guard let opened = edgekit_open(folder, library, threads, exact ? 1 : 0, weights) else { throw lastFailure() }
     model = opened
   }
 
@@ -81,6 +84,14 @@ public final class NativeModel: @unchecked Sendable {
   /// Compare every file of an artifact of any target with its manifest.
   public static func verify(folder: String) throws {
     if edgekit_verify(folder) != 0 { throw lastFailure() }
+  }
+
+  /// Pack the weights of an artifact for this device into `packed`, a folder that nothing else uses, unless that was
+  /// done before: openings with it map them. Takes as much private memory as an opening without.
+  public static func pack(folder: String, onnxRuntime: String? = nil, packed: String) throws {
+    let library = copied(onnxRuntime)
+    defer { free(library) }
+    if edgekit_pack(folder, library, packed) != 0 { throw lastFailure() }
   }
 
   /// Measure the model's memory now; takes milliseconds.
