@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from edgekit import ModelSource, NeutralWeights, QuantizeOptions, Recipe, open_source, quantize, write_head
-from edgekit.apps.handover import kserve, ray_serve, sglang, smoke_test, vllm
+from edgekit.apps.handover import smoke_test
 from edgekit.apps.handover.make import recipe_for
-from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.reference import reference_answers
-from edgekit.apps.handover.server_plan import ServerName, ServerPlan
+from edgekit.apps.handover.server_files import adapter_names, readme, server_files
+from edgekit.apps.handover.server_plan import ServerPlan
 from edgekit.common.files import copy_file, sync_folder, write_file
 from edgekit.common.staging import refuse_existing, staging_for
 from edgekit.contracts.neutral import is_neutral
 from edgekit.contracts.recipe import weight_bytes
 from edgekit.errors import InvalidInput, Unsupported
-
-FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
-    "vllm": vllm.files,
-    "sglang": sglang.files,
-    "ray": ray_serve.files,
-    "kserve": kserve.files,
-}
 
 
 def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
@@ -35,10 +27,10 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
         raise Unsupported(
             f"{source.given}: no server was seen to load {plan.model.family} in this form; plan it without --output"
         )
-    names = vllm.adapter_names(plan)
+    names = adapter_names(plan)
     if len(set(names)) < len(names):
         raise InvalidInput(f"--adapter: two folders have one name among {', '.join(names)}; rename one of them")
-    return FILES[plan.server](plan)
+    return server_files(plan)
 
 
 def write_bundle(
@@ -57,7 +49,7 @@ def write_bundle(
             _weights(open_source(plan.draft, need_weights=True), staging / "draft", asked, calibrating)
         if plan.drafter is not None:
             write_head(Path(plan.drafter), plan.model, staging / "drafter")
-        for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
+        for path, name in zip(plan.adapters, adapter_names(plan), strict=True):
             folder = staging / "adapters" / name
             folder.mkdir(parents=True)
             for file in ("adapter_config.json", "adapter_model.safetensors"):

@@ -10,11 +10,9 @@ import pytest
 import yaml
 from configs import LLAMA_2_70B, QWEN_3_30B_A3B, SMOLLM2_135M
 
-from edgekit.apps.handover import kserve, ray_serve
-from edgekit.apps.handover.bundle import FILES
 from edgekit.apps.handover.gpus import all_gpus, gpu_group
-from edgekit.apps.handover.readme import readme
 from edgekit.apps.handover.served_models import handover
+from edgekit.apps.handover.server_files import VERSIONS, readme, server_files
 from edgekit.apps.handover.server_plan import ParallelLayout, RejectedLayout, ServerName, ServerPlan
 from edgekit.apps.handover.servers.ranks import Load, ServerSubject, rank_memory, rank_model
 from edgekit.apps.handover.servers.request import ServerRequest
@@ -215,7 +213,7 @@ def plan_of(to: ServerName, config: Config = LLAMA_2_70B, gpu: str = "H100x4", *
 
 
 def files_of(plan: ServerPlan) -> dict[str, Any]:
-    return {name: yaml.safe_load(text) for name, text in FILES[plan.server](plan).items()}
+    return {name: yaml.safe_load(text) for name, text in server_files(plan).items()}
 
 
 def test_vllm_gets_the_degrees_and_the_limits_of_the_plan() -> None:
@@ -264,7 +262,7 @@ def test_sglang_counts_all_gpus_that_share_experts_as_its_tensor_group() -> None
 
 def test_sglang_takes_paths_of_adapters_from_its_command_alone() -> None:
     plan = plan_of("sglang").model_copy(update={"adapters": ("/home/me/law", "/home/me/my tax"), "adapter_rank": 8})
-    (text,) = FILES["sglang"](plan).values()
+    (text,) = server_files(plan).values()
     config = yaml.safe_load(text)
     assert config["enable-lora"] is True and config["max-lora-rank"] == 8 and "lora-paths" not in config
     start = "--config sglang.yaml --lora-paths law=./adapters/law 'my tax=./adapters/my tax'"
@@ -310,7 +308,7 @@ def test_the_resource_of_kserve_has_the_fields_of_its_version() -> None:
     ]
     for plan in plans:
         (resource,) = files_of(plan).values()
-        assert resource["apiVersion"].partition("/")[2] in kserve.VERSION
+        assert resource["apiVersion"].partition("/")[2] in VERSIONS["kserve"]
         assert [error.message for error in check.iter_errors(resource)] == []
     for spoiled in ("replica", "modell"):  # a name that the version does not have
         assert list(check.iter_errors({**resource, "spec": {**resource["spec"], spoiled: 1}}))
@@ -320,7 +318,7 @@ def test_the_resource_of_kserve_has_the_fields_of_its_version() -> None:
 def test_ray_applications_have_the_fields_of_their_version() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="the extra `eval` is not installed")
     known = json.loads((Path(__file__).parents[2] / "data" / "server_schemas.json").read_text())
-    assert f"{ray_serve.VERSION}:" in known["ray"]["$comment"]
+    assert f"{VERSIONS['ray']}:" in known["ray"]["$comment"]
     check = jsonschema.Draft202012Validator({**known["ray"], "$defs": known["$defs"]})
     plans = [
         *(plan_of("ray", SMOLLM2_135M, gpu, sequences=1, context=512) for gpu in sorted(all_gpus())),
@@ -351,9 +349,9 @@ def test_unsupported_server_options_are_refused_by_name() -> None:
         files_of(plan_of("ray").model_copy(update={"adapters": ("law",), "adapter_rank": 8}))
 
 
-@pytest.mark.parametrize("to", sorted(FILES))
+@pytest.mark.parametrize("to", sorted(VERSIONS))
 def test_every_readme_has_the_commands_and_says_that_figures_are_predictions(to: ServerName) -> None:
     plan = plan_of(to)
-    text = readme(plan, sorted(FILES[to](plan)))
+    text = readme(plan, sorted(server_files(plan)))
     assert "Every figure is a prediction" in text and "smoke_test.py --url" in text
-    assert all(name in text for name in FILES[to](plan))
+    assert all(name in text for name in server_files(plan))
