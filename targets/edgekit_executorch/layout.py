@@ -5,14 +5,12 @@ Facts without `edgekit` in their name are those that ExecuTorch's own runners as
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 from edgekit.contracts.plan import Plan
 
 PROGRAM = "model.pte"
 LAYOUT_VERSION = 2
-LAYOUTS = (1, 2)  # supported; in layout 1 `append` is called `forward` and is the only method
 FORWARD, APPEND, STEP, EXIT = "forward", "append", "step", "exit_"
 INT8_BITS = 8  # width of quantised keys and values
 MAX_ROWS = 16  # most logit rows of a call; their memory is planned for the largest call
@@ -26,11 +24,6 @@ def exit_after(layer: int) -> str:
 def feature_layers(plan: Plan) -> tuple[int, ...]:
     """Return the layers whose hidden states follow the logits of `append`, each once."""
     return tuple(sorted(set(plan.drafter.hidden_layers))) if plan.drafter is not None else ()
-
-
-def append_in(methods: Collection[str]) -> str:
-    """Return the name of the method that appends, given the names of a program's methods."""
-    return APPEND if APPEND in methods else FORWARD
 
 
 def cache_names(kv_bits: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, quote_short, vendor_errors
 from edgekit_executorch.inspection import Contents, read_contents
-from edgekit_executorch.layout import EXIT, LAYOUTS, STEP, append_in, cache_names, exit_after
+from edgekit_executorch.layout import APPEND, EXIT, LAYOUT_VERSION, STEP, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
 from edgekit_executorch.versions import require, versions
@@ -44,18 +44,17 @@ class LoadedProgram:
         self._methods: dict[str, Any] = {}
         self._facts: dict[str, int | list[int]] = {}
         layout = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
-        if layout not in LAYOUTS:
+        if layout != LAYOUT_VERSION:
             raise Unsupported(
-                f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUTS[-1]}; export it again"
+                f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUT_VERSION}; "
+                "export it again"
             )
-        self._append = append_in(self.contents.methods)
         self.layers = int(self.number("get_n_layers"))
         self.rows = self.number("edgekit_rows")
         self.slots = self.number("get_max_context_len")
         self.chunk = self.number("get_max_seq_len")
         self.vocabulary = self.number("get_vocab_size")
-        # Programs of older versions, whose cache is float32, do not state it.
-        self.kv_bits = self.number("edgekit_kv_bits") if "edgekit_kv_bits" in self.contents.methods else 32
+        self.kv_bits = self.number("edgekit_kv_bits")
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ class LoadedProgram:
         8-bit keys are followed by their scales and zero points, both [head, slot, 1]; values likewise.
         """
         with vendor_errors("executorch"), quiet_output():
-            private = self._method(self._append)._method
+            private = self._method(APPEND)._method
             return [
                 private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
                 for index in range(self.layers)
@@ -107,7 +106,7 @@ class LoadedProgram:
         With `exit_layer`, only the layers before that exit run and cache the tokens; without, the hidden states
         [tokens, width] after each of `features` follow.
         """
-        method = self._append if exit_layer is None else exit_after(exit_layer)
+        method = APPEND if exit_layer is None else exit_after(exit_layer)
         return self._run(method, _ids([tokens]), _ids([start]), _ids(rows))
 
     def step(

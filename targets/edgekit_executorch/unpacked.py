@@ -19,7 +19,7 @@ from edgekit.model.tensors import Tensor
 from edgekit_executorch.constants import Constants, Floats, MethodConstants
 from edgekit_executorch.flatbuffer import sound
 from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of
-from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, append_in, exit_after
+from edgekit_executorch.layout import APPEND, FORWARD, PROGRAM, STEP, exit_after
 from edgekit_executorch.stored import Constant, Linear
 
 _NAMES_PIECE_BYTES = 3 << 10
@@ -31,7 +31,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
     with sound(path) as data:
         constants = Constants(path, data)
         names = constants.methods
-        append = _Named(path, model, constants, constants.used_by(append_in(names)))
+        append = _Named(path, model, constants, constants.used_by(APPEND))
         for method in {STEP, FORWARD} & names:
             if _Named(path, model, constants, constants.used_by(method)).constants != append.constants:
                 raise DamagedArtifact(f"{path}: its methods multiply with different weights; export it again")

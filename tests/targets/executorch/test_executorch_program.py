@@ -12,15 +12,13 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import torch
-from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.decoder import Append
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import FORWARD, PROGRAM, description
 from edgekit_executorch.program import LoadedProgram
 from edgekit_executorch.quiet import quiet_output
-from engines import Model, apart, lower, program
+from engines import Model, apart, program
 from executorch_models import SHARED, SLOTS, decoder_of, engine_logits, logits_in_order, reference_logits, usual
-from kept import EXPORTS, kept
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
@@ -189,19 +187,6 @@ def test_waiting_states_have_own_memory(made: dict[str, Model]) -> None:
     engine.close()
 
 
-def test_exit_equals_model_of_first_layers(made: dict[str, Model]) -> None:
-    engine = made["qwen2"].open(exact=True)
-    assert engine.capabilities.exits == (1,)
-    state = engine.start(engine.plan.storage)
-    engine.forward([Chunk(state, TOKENS[:9], 0)])
-    found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]
-    first = decoder_of(made["qwen2"]).leaving_after(1)
-    with quiet_output(), torch.no_grad():
-        expected = Append(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
-    assert apart(found, expected) < 0.03
-    engine.close()
-
-
 def test_a_longer_context_than_was_exported_is_refused(made: dict[str, Model]) -> None:
     plan = made["qwen2"].plan
     storage = plan.storage.model_copy(update={"capacity_tokens": SLOTS + 1})
@@ -233,32 +218,9 @@ def test_a_program_that_cannot_run_here_is_refused_with_the_cure(
 
 
 def test_a_program_of_another_layout_is_refused(made: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit_executorch.program.LAYOUTS", (98, 99))
+    monkeypatch.setattr("edgekit_executorch.program.LAYOUT_VERSION", 99)
     with pytest.raises(Unsupported, match="layout 2, this edgekit runs 99; export it again"):
         made["qwen2"].open()
-
-
-def test_a_program_of_the_first_layout_opens() -> None:
-    """There `append` was called `forward`, and ExecuTorch's own runners had no method."""
-    made = program("qwen2", layers=1)
-
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edgekit_executorch.lowering.APPEND", FORWARD)
-            patch.setattr("edgekit_executorch.lowering._with_forward", lambda program, config: program)
-            patch.setattr("edgekit_executorch.layout.LAYOUT_VERSION", 1)
-            lower(made.plan, made.weights, folder)
-
-    old = made._replace(files=kept(write, (*EXPORTS, "targets/edgekit_executorch"), "first layout"))
-    assert set(read_contents(old.files / PROGRAM).methods) == {FORWARD, "step", *description(old.plan)}
-    logits = []
-    for each in (made, old):
-        engine = each.open()
-        logits.append(engine_logits(engine, TOKENS))
-        engine.close()
-    np.testing.assert_array_equal(*logits)
-    assert len(dict(ExecutorchTarget().weights(old.plan, old.files))) == len(list(old.plan.model.tensors()))
 
 
 def test_coreml_takes_both_methods_whole() -> None:
