@@ -49,7 +49,6 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
-from edgekit.enginekit import exactness
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors import INDEX, TensorFolder, read_header
 from edgekit.model.lora import read_adapter
@@ -58,7 +57,6 @@ from edgekit.model.source import open_source, open_tensors
 from edgekit.planner.make import make_plans, read_plan, targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
-from edgekit.quant import pipeline
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.reasoning import ReasoningReader
@@ -410,9 +408,9 @@ class LabStores(fuzzing.JsonFormat):
                 store.take(info.id, "device-0", 6.0)
 
 
-# Every kind of fact and mark that edgekit keeps about this machine. A kind is a function that makes what a use needs in
-# a folder and returns the use: the first one writes the fact, later ones read it. What they would measure or check is
-# constant here, so that a mark must come out as it was.
+# Every kind of fact that edgekit keeps about this machine, and a mark. A kind is a function that makes what a use needs
+# in a folder and returns the use: the first one writes the fact, later ones read it. What they would measure or check
+# is constant here, so that a mark must come out as it was.
 Use = Callable[[], Any]
 _KEY = "0" * 64
 
@@ -459,39 +457,9 @@ def _canary(_: Path) -> Use:
     return use
 
 
-def _exact(_: Path) -> Use:
-    engine, config = FakeEngine(vocabulary=300), KVCacheConfig(capacity_tokens=64, kv_bits=16)
-
-    def use() -> None:
-        with patch.object(exactness, "holds_here", lambda *_: True):
-            exactness.check_once(
-                engine, config, engine.start, key=_KEY, name="exact", versions={"threads": 2}, refusal="differs"
-            )
-
-    return use
-
-
 def _verified(folder: Path) -> Use:
     place = fake(folder / "a.edgekit").folder
     return lambda: open_artifact(place)
-
-
-def _signature(folder: Path) -> Use:
-    artifact, key = open_artifact(fake(folder / "a.edgekit").folder), folder / "key.pem"
-    key.write_text("-----BEGIN PUBLIC KEY-----")
-    (artifact.folder / signing.SIGNATURE).write_text("{}")
-
-    def use() -> None:
-        with patch.object(signing, "check_signature", lambda *_: "someone"):
-            signing.check_required_signature(artifact, key)
-
-    return use
-
-
-def _weights(folder: Path) -> Use:
-    model = tiny_models.write_tiny(folder / "tiny", layers=1)
-    made = neutral_weights(open_source(model, need_weights=True), named_recipe("s4-g32"))
-    return lambda: pipeline._check(_KEY, made.folder)
 
 
 def _audited(folder: Path) -> Use:
@@ -505,9 +473,7 @@ def _audited(folder: Path) -> Use:
 MEASURED: dict[str, Callable[[Path], Use]] = {
     "forward-cost": _forward_cost, "share": _share, "speed": _speed, "canary": _canary, "audited": _audited,
 }  # fmt: skip
-MARKS: dict[str, Callable[[Path], Use]] = {
-    "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights,
-}  # fmt: skip
+MARKS: dict[str, Callable[[Path], Use]] = {"verified": _verified}  # one function compares all marks
 KINDS = MEASURED | MARKS
 
 
