@@ -44,18 +44,22 @@ def byte_level() -> Tokenizer:
     """GPT-2, Llama 3, Qwen: every token is a run of bytes, so a character may be torn between tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     encoded = ["".join(piece for piece, _ in _byte_pieces(word)) for word in [*WORDS, *(f" {word}" for word in WORDS)]]
-    vocabulary = {token: place for place, token in enumerate([*_SPECIAL, *alphabet])}
-    merges = []
-    for word in encoded:
+    tokenizer = Tokenizer(models.BPE(*_merged([*_SPECIAL, *alphabet], encoded)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _with_added(tokenizer)
+
+
+def _merged(pieces: list[str], words: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return a vocabulary that grows from `pieces` until it has every word, letter by letter, and its merges."""
+    vocabulary, merges = {piece: place for place, piece in enumerate(pieces)}, []
+    for word in words:
         for stop in range(2, len(word) + 1):
             left, right = word[: stop - 1], word[stop - 1]
             if left in vocabulary and left + right not in vocabulary:
                 vocabulary[left + right] = len(vocabulary)
                 merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return _with_added(tokenizer)
+    return vocabulary, merges
 
 
 def _byte_pieces(word: str) -> list[tuple[str, tuple[int, int]]]:
@@ -66,15 +70,10 @@ def _byte_pieces(word: str) -> list[tuple[str, tuple[int, int]]]:
 def _spm(decoder: Any, *, prepend: bool) -> Tokenizer:
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
     characters = sorted({"▁", *"".join(word for word in WORDS if word.isascii()), "é", "語"})
-    vocabulary = {token: place for place, token in enumerate([*_SPECIAL, "<unk>", *bytes_, *characters])}
-    merges = []
-    for word in [word for word in WORDS if all(letter in vocabulary for letter in word)]:
-        for text in (word, f"▁{word}"):
-            for stop in range(2, len(text) + 1):
-                left, right = text[: stop - 1], text[stop - 1]
-                if left in vocabulary and left + right not in vocabulary:
-                    vocabulary[left + right] = len(vocabulary)
-                    merges.append((left, right))
+    spelled = [word for word in WORDS if set(word) <= set(characters)]
+    vocabulary, merges = _merged(
+        [*_SPECIAL, "<unk>", *bytes_, *characters], [text for word in spelled for text in (word, f"▁{word}")]
+    )
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     first = [normalizers.Prepend("▁")] if prepend else []
     tokenizer.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
