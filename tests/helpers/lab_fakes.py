@@ -92,3 +92,15 @@ def begun(store: LabStore, lab: Lab, now: float = 1000.0) -> str:
 def fakes(lab: Lab, **answers: Answer) -> dict[str, FakeDevice]:
     """`device_0=` and so on says how that device answers."""
     return {spec.name: FakeDevice(spec, (), answers.get(spec.name.replace("-", "_"))) for spec in lab.devices}
+
+
+def complete(store: LabStore, run: str) -> None:
+    """Check that every cell has one result, of its own artifact and workload, and that the run has ended."""
+    info = store.info(run)
+    assert set(info.states) == {"done"} and info.ended_at is not None
+    for entry, _ in store.entries(run):
+        found = store.result(run, entry.id)
+        assert found is not None
+        assert (found.subject.artifact_sha256, found.workload_sha256) == (entry.artifact_sha256, entry.workload_sha256)
+    measured = [one.entry for one in store.attempts(run) if one.outcome == "measured"]
+    assert len(measured) == len(set(measured))

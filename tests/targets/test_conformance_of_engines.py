@@ -239,17 +239,3 @@ def test_cache_widths_hold_equal_values():
     first, second = engine.forward([Chunk(state, [7, 8, 9], 3) for state in states])
     assert np.array_equal(first, second)
     assert states[0].bytes == 2 * states[1].bytes
-
-
-def test_adapter_changes_logits_and_cannot_be_dropped_in_use(tmp_path):
-    engine = FakeEngine()
-    (tmp_path / "adapter.json").write_text('{"seed": 3}')
-    engine.load_adapter("tone", tmp_path)
-    plain = engine.start(KVCacheConfig(capacity_tokens=8, kv_bits=8))
-    toned = engine.start(KVCacheConfig(capacity_tokens=8, kv_bits=8, adapter="tone"))
-    first, second = engine.forward([Chunk(plain, [1, 2], 1), Chunk(toned, [1, 2], 1)])
-    assert not np.array_equal(first, second)
-    with pytest.raises(InvalidInput, match="in use"):
-        engine.drop_adapter("tone")
-    toned.close()
-    engine.drop_adapter("tone")

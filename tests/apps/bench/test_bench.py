@@ -215,20 +215,6 @@ def test_expectations_before_a_run(arena: Arena, share: float | None, is_busy: b
         assert lines[1].startswith("this machine is busy: other programs use 60% of its cores")
 
 
-def test_two_runs_are_compared_by_their_spread(arena: Arena) -> None:
-    from edgekit.apps.bench.report.compare import compare_runs
-
-    runs = [arena.run([arena.subject("one")], measured.StillMachine(), repeats=4) for _ in range(2)]
-    found = compare_runs(runs[0], runs[1])
-    assert len(found.differences) == 4
-    for each in found.differences:
-        assert each.change is not None
-        assert each.noise is not None
-        within = abs(each.change) <= each.noise
-        assert (each.verdict in ("better", "worse")) <= (not within)
-        assert (each.verdict == "no difference") == within
-
-
 def test_a_subject_that_crashes_does_not_stop_the_others(arena: Arena) -> None:
     dying = arena.subject("dying")
     broken = dying._replace(command=(sys.executable, "-c", "import sys; sys.exit('no')"))

@@ -17,7 +17,6 @@ import pytest
 import runtimes
 from fake_adb import BATTERY, SERIAL, THERMAL, Phone
 from hypothesis import given, settings, strategies as st
-from lab_fakes import QUICK, begun
 from measured import conditions, invoked
 
 from edgekit.apps.bench.measurement import CaseResult, Measurement, MemoryUse, RequestTimes, Trial
@@ -25,12 +24,8 @@ from edgekit.apps.bench.statistics import summaries
 from edgekit.apps.bench.workload import read_workload
 from edgekit.apps.lab.adb import AdbDevice
 from edgekit.apps.lab.devices import DeviceLimits, DeviceSpec, connect, read_measurement
-from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.phone_state import ASKED, meminfo_bytes, phone_state
-from edgekit.apps.lab.report import exit_code, rows_of
-from edgekit.apps.lab.run import run_lab
 from edgekit.apps.lab.runner_job import RunnerJob, check_answer, job_of
-from edgekit.apps.lab.store import LabStore
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import (
@@ -413,11 +408,6 @@ def test_names_that_could_be_commands_are_refused(phone: Phone, known: dict[str,
         device_of(phone, **known)
 
 
-def test_a_serial_that_begins_with_a_dash_is_refused(phone: Phone) -> None:
-    with pytest.raises(ValueError, match="dash"):
-        spec_of(phone, address="-d")
-
-
 def test_a_runner_for_another_processor_is_refused(phone: Phone, artifact: Artifact) -> None:
     phone.tell(abi="armeabi-v7a\n")
     with pytest.raises(InvalidInput, match="not a program for armeabi-v7a"):
@@ -449,23 +439,6 @@ def test_a_lab_of_a_phone_is_checked_planned_and_run(phone: Phone, artifact: Art
     assert ran.code == 0
     found = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
     assert found["state"] == "done" and found["measurement"]["conditions"]["machine"].startswith("Google Pixel 9")
-
-
-def test_a_phone_that_returns_loses_no_entry(phone: Phone, artifact: Artifact, tmp_path: Path) -> None:
-    spec = spec_of(phone)
-    lab = Lab(name="phones", devices=(spec,), artifacts=(str(artifact.folder),), workloads=("quick",))
-    device = device_of(phone)
-    phone.set(cut="timeout -k")
-
-    def watch(told: Any) -> None:
-        if told.state == "waiting":
-            phone.set()
-
-    with LabStore(tmp_path / "lab.sqlite") as store:
-        run = begun(store, lab)
-        run_lab(lab, store, run, {"pixel": device}, watch=watch, clock=QUICK)
-        assert store.info(run).states == {"done": 1} and exit_code(list(rows_of(store, run))) == 0
-        assert [attempt.outcome for attempt in store.attempts(run)] == ["infra_lost", "measured"]
 
 
 def test_a_runner_job_has_the_workloads_tokens_and_names_refused_cases(artifact: Artifact, tmp_path: Path) -> None:

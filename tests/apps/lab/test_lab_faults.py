@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_artifacts import install
-from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
+from lab_fakes import QUICK, FakeDevice, begun, complete, fakes, lab_of
 from measured import fake
 from ssh_hosts import answering, needs_ssh, servers
 
@@ -42,16 +42,6 @@ def report(store: LabStore, run: str) -> str:
     """Return the report's text, one cell per line."""
     text = markdown(report_of(store, run, list(rows_of(store, run)), None))
     return text.replace("\\", "")
-
-
-def whole(store: LabStore, run: str) -> None:
-    """Check that every cell has one result, of its own workload."""
-    assert set(store.info(run).states) == {"done"}
-    for entry, _ in store.entries(run):
-        found = store.result(run, entry.id)
-        assert found is not None and found.workload_sha256 == entry.workload_sha256
-    measured = [one.entry for one in store.attempts(run) if one.outcome == "measured"]
-    assert len(measured) == len(set(measured))
 
 
 DRIVER = """
@@ -104,7 +94,7 @@ def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(sto
     run = begun(store, lab)
     killed_while_measuring(store, run, log)
     run_lab(lab, store, run, {"here": connect(spec)}, clock=QUICK)
-    whole(store, run)
+    complete(store, run)
     # The orphan ended before the next measurement began; no two ran at the same time.
     assert log.read_text().split() == ["begin", "end"] * 5
     (stopped,) = (one for one in store.attempts(run) if one.outcome == "stopped")
@@ -126,7 +116,7 @@ def test_remote_program_of_a_killed_lab_is_ended_first(store: LabStore, tmp_path
         run = begun(store, lab)
         killed_while_measuring(store, run, log)
         run_lab(lab, store, run, {"host": connect(spec)}, clock=QUICK)
-    whole(store, run)
+    complete(store, run)
     assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
 
 
@@ -180,7 +170,7 @@ def test_full_lab_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
             assert 0 < len(before) < 80 and None not in before.values()
             devices = fakes(lab)
             run_lab(lab, store, run, devices, clock=QUICK)
-            whole(store, run)
+            complete(store, run)
             assert {name: store.result(run, name) for name in before} == before
             assert sum(device.calls for device in devices.values()) == 80 - len(before)
 
@@ -213,6 +203,6 @@ def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: P
 
     backwards = Clock(now=lambda: 1e9 - 1000 * len(calls), back_off_s=0.0)
     run_lab(lab, store, first, fakes(lab, device_0=lost_twice), clock=backwards)
-    whole(store, first)
+    complete(store, first)
     tried = [one for one in store.attempts(first) if one.outcome == "infra_lost"]
     assert [(one.number, one.why) for one in tried] == [(1, "gone the 1. time"), (2, "gone the 2. time")]

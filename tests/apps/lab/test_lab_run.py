@@ -11,12 +11,11 @@ from pathlib import Path
 from threading import Barrier, Event
 
 import pytest
-from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of, lost
+from lab_fakes import QUICK, FakeDevice, begun, complete, fakes, lab_of, lost
 
 from edgekit.apps.bench.measurement import Measurement
 from edgekit.apps.lab.command import tell
 from edgekit.apps.lab.devices import DeviceLimits
-from edgekit.apps.lab.matrix import Lab
 from edgekit.apps.lab.report import rows_of
 from edgekit.apps.lab.run import Clock, EntryEvent, run_lab
 from edgekit.apps.lab.store import AttemptEnd, LabStore
@@ -28,16 +27,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the tests end proces
 @pytest.fixture
 def store(tmp_path: Path) -> LabStore:
     return LabStore(tmp_path / "lab.sqlite")
-
-
-def complete(store: LabStore, run: str) -> None:
-    """Every cell has exactly one result, of its own artifact and workload."""
-    info = store.info(run)
-    assert set(info.states) == {"done"} and info.ended_at is not None
-    for entry, _ in store.entries(run):
-        found = store.result(run, entry.id)
-        assert found is not None
-        assert (found.subject.artifact_sha256, found.workload_sha256) == (entry.artifact_sha256, entry.workload_sha256)
 
 
 def test_every_device_measures_every_cell_once(store: LabStore, tmp_path: Path) -> None:
@@ -284,9 +273,3 @@ def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
         store._base.execute("PRAGMA user_version=99")
     with pytest.raises(InvalidInput, match="newer edgekit"):
         LabStore(tmp_path / "new.sqlite")
-
-
-def test_a_store_keeps_the_lab_of_each_run(store: LabStore, tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, 1)
-    run = begun(store, lab)
-    assert isinstance(store.lab(run), Lab) and store.lab(run) == lab
