@@ -13,9 +13,9 @@ from pydantic import Field
 from edgekit import QuantizeOptions, open_source
 from edgekit.apps.handover.bundle import check_bundle, write_bundle
 from edgekit.apps.handover.make import plan_server
+from edgekit.apps.handover.request import ServerRequest
+from edgekit.apps.handover.resolver import LAYOUT_HEAD, layout_rows
 from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
-from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.resolver import LAYOUT_HEAD, layout_rows
 from edgekit.commands import CALIBRATION, SomeFields, draw, options, progress_display, reporter
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgekit import ModelSource, ModelSpec, Recipe, open_source, read_adapter, recipe_of
 from edgekit.apps.handover.gpus import gpu_group
+from edgekit.apps.handover.ranks import ServedHead, ServerSubject
+from edgekit.apps.handover.request import ServerRequest
+from edgekit.apps.handover.resolver import resolve_server
 from edgekit.apps.handover.served_models import handover, refuse_model, refuse_split
 from edgekit.apps.handover.server_plan import ServerPlan
-from edgekit.apps.handover.servers.ranks import ServedHead, ServerSubject
-from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.neutral import is_neutral, read_manifest
 from edgekit.contracts.recipe import RECIPES, has_float_embedding
 from edgekit.errors import InvalidInput, Unsupported

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from edgekit.apps.handover.ranks import CHUNK_TOKENS
 from edgekit.apps.handover.server_plan import ServerName, ServerPlan
-from edgekit.apps.handover.servers.ranks import CHUNK_TOKENS
 from edgekit.common.units import show_bytes
 from edgekit.errors import Unsupported
 

@@ -11,12 +11,12 @@ import yaml
 from configs import LLAMA_2_70B, QWEN_3_30B_A3B, SMOLLM2_135M
 
 from edgekit.apps.handover.gpus import all_gpus, gpu_group
+from edgekit.apps.handover.ranks import Load, ServerSubject, rank_memory, rank_model
+from edgekit.apps.handover.request import ServerRequest
+from edgekit.apps.handover.resolver import resolve_server
 from edgekit.apps.handover.served_models import handover
 from edgekit.apps.handover.server_files import VERSIONS, readme, server_files
 from edgekit.apps.handover.server_plan import ParallelLayout, RejectedLayout, ServerName, ServerPlan
-from edgekit.apps.handover.servers.ranks import Load, ServerSubject, rank_memory, rank_model
-from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.resolver import resolve_server
 from edgekit.contracts.recipe import Recipe, named_recipe
 from edgekit.contracts.token_costs import kv_bytes
 from edgekit.errors import DoesNotFit, InvalidInput, UnknownName, Unsupported

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from edgekit.apps.handover.gpus import MOST_GPUS, GpuGroup
-from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
-from edgekit.apps.handover.servers.layouts import (
+from edgekit.apps.handover.layouts import (
     SERVERS,
     LayoutCandidate,
     budget_bytes,
@@ -15,8 +14,9 @@ from edgekit.apps.handover.servers.layouts import (
     price_layout,
     transferred_bytes,
 )
-from edgekit.apps.handover.servers.ranks import Load, ServerSubject, group_that_divides
-from edgekit.apps.handover.servers.request import ServerRequest
+from edgekit.apps.handover.ranks import Load, ServerSubject, group_that_divides
+from edgekit.apps.handover.request import ServerRequest
+from edgekit.apps.handover.server_plan import RejectedLayout, ServerPlan
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import DEFAULT_CONTEXT, Failure, Violation
 from edgekit.contracts.recipe import named_recipe

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from edgekit import ModelSpec
 from edgekit.apps.handover.gpus import GpuGroup
+from edgekit.apps.handover.ranks import Load, ServerSubject, kv_bits, misfits, rank_memory, rank_model
+from edgekit.apps.handover.request import ServerRequest
 from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerName, ServerSpeed
-from edgekit.apps.handover.servers.ranks import Load, ServerSubject, kv_bits, misfits, rank_memory, rank_model
-from edgekit.apps.handover.servers.request import ServerRequest
-from edgekit.apps.handover.servers.speed import predict_speed, prefill_seconds
+from edgekit.apps.handover.speed import predict_speed, prefill_seconds
 from edgekit.common.units import show_bytes
 from edgekit.contracts.plan import Violation
 from edgekit.contracts.token_costs import kv_bytes
@@ -21,16 +21,15 @@ MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays 
 class ServerFacts(NamedTuple):
     """The facts about a server that the planner needs."""
 
-    engine: ServerName  # the engine that holds the model: the server itself, or the one that it starts
     memory_share: float  # share of each GPU's memory that the server may use
     uneven_experts: bool  # True: GPUs may hold different numbers of experts
     source: str
 
 
-_VLLM = ServerFacts("vllm", 0.92, True, "vLLM 0.32.0: gpu_memory_utilization 0.92, determine_expert_map")
+_VLLM = ServerFacts(0.92, True, "vLLM 0.32.0: gpu_memory_utilization 0.92, determine_expert_map")
 SERVERS: dict[ServerName, ServerFacts] = {
     "vllm": _VLLM,
-    "sglang": ServerFacts("sglang", 0.85, False, "SGLang 0.5.23: mem_fraction_static, set below 0.9 for CUDA graphs"),
+    "sglang": ServerFacts(0.85, False, "SGLang 0.5.23: mem_fraction_static, set below 0.9 for CUDA graphs"),
     "ray": _VLLM,
     "kserve": _VLLM,
 }

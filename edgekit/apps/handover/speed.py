@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgekit import ModelSpec, Recipe
 from edgekit.apps.handover.gpus import GpuProfile
+from edgekit.apps.handover.ranks import Load, kv_bits, rank_model
 from edgekit.apps.handover.server_plan import ParallelLayout, RankMemory, ServerSpeed
-from edgekit.apps.handover.servers.ranks import Load, kv_bits, rank_model
 from edgekit.common.units import rounded
 from edgekit.contracts.plan import PROMPT_TOKENS
 from edgekit.contracts.token_costs import active_parameters, kv_bytes, operations_per_token, touched_share
