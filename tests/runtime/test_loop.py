@@ -187,14 +187,6 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers() -> None:
         assert len(runtime.complete([1] * 10, max_tokens=1000).tokens) == 22
 
 
-def test_window_has_no_limit_for_prompt_or_answer() -> None:
-    with make_runtime(window=32, sinks=4) as runtime:
-        answer = runtime.complete([1, 2, 3] * 60, max_tokens=200)
-        assert len(answer.tokens) == 200
-        assert runtime.metrics().evictions > 50
-        assert len(runtime.complete([1] * 100).tokens) == 32  # no limit given: as much as the window holds
-
-
 def test_an_engine_with_a_last_position_ends_there() -> None:
     engine = FakeEngine(vocabulary=SIZE, max_position=40)
     with make_runtime(engine, window=32) as runtime:

@@ -57,19 +57,16 @@ def test_an_opening_and_a_request_keep_by_scores(
         edgekit.open(artifact, keep="scored")
 
 
-@pytest.mark.parametrize("keep", ["snapkv"])
-def test_an_opening_keeps_by_attention(
-    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
-) -> None:
+def test_an_opening_keeps_by_attention(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
     text = {"max_tokens": 60, "ignore_eos": True}
     found = set()
-    for way in ("newest", "scored", keep):
+    for way in ("newest", "scored", "snapkv"):
         with edgekit.open(artifact, window=64, sinks=4, keep=way) as runtime:
             found.add(runtime.generate("def area(", **text).tokens)  # type: ignore[arg-type]
             assert runtime.policy.keep == ("valuediff" if way == "scored" else way)
     assert len(found) == 3
-    kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
+    kept = predict_opening(artifact, window=256, sinks=4, keep="snapkv")
     load = load_of(kept.artifact.plan)._replace(is_open=True)
     plain, attending = (total(memory_terms(load._replace(policy=each))) for each in (None, kept.config.policy))
     assert attending - plain > load.model.heads * 256 * 32 * 4  # the weights of one layer, at least
@@ -87,14 +84,13 @@ def test_bytes_are_those_of_a_plain_window_and_of_scoring(
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
 
 
-@pytest.mark.parametrize("keep", ["snapkv"])
-def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
-    asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
+def test_plans_keep_by_attention_on_onnx_alone() -> None:
+    asked, devices = PlanRequest(window=1024, sinks=4, keep="snapkv"), [load_profile("raspberry-pi-5-8gb")]
     plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]
-    assert (plan.target, plan.cache.keep) == ("onnx", keep) and plan.storage.kv_bits >= 16
+    assert (plan.target, plan.cache.keep) == ("onnx", "snapkv") and plan.storage.kv_bits >= 16
     assert any("to score tokens" in line for line in explain(plan, load_target(plan.target).memory))
     for target in ("llamacpp", "executorch"):
-        with pytest.raises(DoesNotFit, match=f"no scores by {keep}"):
+        with pytest.raises(DoesNotFit, match="no scores by snapkv"):
             resolve(SUBJECT, devices, targets_for(None), asked.model_copy(update={"target": target}))
 
 

@@ -139,3 +139,4 @@ def test_endless_text_stays_within_its_window(sinks: int) -> None:
         assert max(tokens for tokens, _ in held) <= 32
         assert len({size for _, size in held if size}) == 1
         assert runtime.metrics().evictions > 100
+        assert len(runtime.complete([1] * 100).tokens) == 32  # no limit given: as much as the window holds
