@@ -76,11 +76,3 @@ def refuse_scales(module: str, scales: NDArray[np.float32]) -> None:
             f"executorch: {module} has {int((scales <= 0).sum()):,} scales that are negative or zero, which XNNPACK "
             "refuses; choose onnx or mlx, or --recipe s8, which rounds the weights again"
         )
-
-
-def refuse_weight_only() -> None:
-    """Refuse integer weights with float activations, because this version of XNNPACK computes wrong results."""
-    raise Unsupported(
-        "executorch: integer weights with float activations give wrong results in XNNPACK of this version; "
-        "lower them with activations rounded to 8 bits, or choose the recipe float32"
-    )

@@ -19,7 +19,8 @@ from edgekit.contracts.recipe import Format
 from edgekit.errors import Unsupported
 from edgekit_executorch.capabilities import refuse_scales
 
-# "integers": weights and activations; "weights": activations stay floats; "floats": both are floats.
+# "integers": weights and activations; "weights": activations stay floats, which this version of XNNPACK computes wrong;
+# "floats": both are floats.
 Arithmetic = Literal["integers", "weights", "floats"]
 
 _INT8 = (-128, 127, torch.int8)

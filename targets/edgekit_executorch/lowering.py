@@ -17,7 +17,6 @@ from torch import nn
 
 from edgekit.common.progress import Progress
 from edgekit.errors import TargetFailed
-from edgekit_executorch.capabilities import refuse_weight_only
 from edgekit_executorch.decoder import Append, ExecutorchDecoder, StepForward
 from edgekit_executorch.layout import APPEND, FORWARD, STEP, Sizes, exit_after
 from edgekit_executorch.sharing import share_constants
@@ -66,9 +65,6 @@ def lower_xnnpack(
     methods: Mapping[str, LoweredMethod], constants: Mapping[str, Any], out: Path, progress: Progress
 ) -> None:
     """Write a program of these methods, which share weights and cache, to `out`."""
-    for entry in methods.values():
-        if any(type(weight).__name__.startswith("Intx") for weight in entry.module.parameters()):
-            refuse_weight_only()
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
 

@@ -1,11 +1,10 @@
-"""The executorch target refuses unsupported plans with a fix; a refused combination is checked to be still wrong."""
+"""The executorch target refuses unsupported plans with a fix."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.capabilities import capabilities
@@ -15,10 +14,10 @@ from edgekit_executorch.versions import clash
 
 from edgekit.contracts.memory import TOKEN_FILE_BYTES, MemoryLoad, total
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import RECIPES, Format
+from edgekit.contracts.recipe import RECIPES
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
-from edgekit.errors import TargetMissing, Unsupported
+from edgekit.errors import TargetMissing
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
@@ -144,24 +143,3 @@ def test_content_key_depends_on_program_inputs(tmp_path: Path) -> None:
 
     assert key() == key(device="another", threads=7)
     assert len({key(), key(context=256), key(chunk_tokens=32), key(backend="coreml")}) == 4
-
-
-@pytest.mark.executorch
-@pytest.mark.slow
-def test_weight_only_integers_are_refused(tmp_path: Path) -> None:
-    """XNNPACK of this version computes wrong results with float activations."""
-    pytest.importorskip("executorch")
-    import torch
-    from edgekit_executorch.linears import integer_weight
-    from edgekit_executorch.lowering import LoweredMethod, lower_xnnpack
-    from edgekit_executorch.operators import register_for_tracing
-    from edgekit_executorch.quiet import quiet_output
-
-    register_for_tracing()
-    with quiet_output(), torch.no_grad():
-        linear = torch.nn.Linear(64, 48, bias=False)
-        scales = np.full((48, 1), 2.0**-6, np.float32)
-        linear.weight = integer_weight(np.ones((48, 64), np.int8), scales, Format(kind="s8"))
-        methods = {"forward": LoweredMethod(linear, (torch.ones(5, 64),), (None,))}
-        with pytest.raises(Unsupported, match="float activations give wrong results"):
-            lower_xnnpack(methods, {}, tmp_path / "linear.pte", lambda done, total, what: None)
