@@ -290,14 +290,13 @@ class AsyncRuntime(OwnedByProcess):
     def _wake(self, active: Mapping[Stream, _PieceReader]) -> None:
         """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
 
-        Each event loop is woken once. Every call into it gives up the interpreter, and the loop would handle one
-        reader before the next is woken, while the engine waits.
+        Each event loop is woken once: it would handle one reader before the next is woken, while the engine waits.
+        Streams that ended are forgotten last, since an error until then is told to their readers too.
         """
         ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, _PieceReader]]] = {}
+        done = {stream for stream in active if stream.is_done}
         for stream, reader in active.items():
-            if stream.is_done:
-                self._forget(stream)
-            elif not stream.has_pieces or reader.news.is_set():
+            if stream not in done and (not stream.has_pieces or reader.news.is_set()):
                 continue
             ready.setdefault(reader.loop, []).append((stream, reader))
         first = [reader for readers in ready.values() for _, reader in readers if not reader.has_begun]
@@ -310,6 +309,8 @@ class AsyncRuntime(OwnedByProcess):
                 for stream, _ in readers:
                     self._forget(stream)
                     stream.cancel_soon()
+        for stream in done:
+            self._forget(stream)
         until = monotonic() + _FIRST_PIECE_S
         for reader in first:
             reader.has_read.wait(max(0.0, until - monotonic()))

@@ -16,8 +16,10 @@ from types import CodeType, FrameType
 from typing import Any, Literal
 
 import pytest
+import tiny_models
 from runtimes import make_runtime
 
+import edgekit
 import edgekit.runtime
 from edgekit.common.units import MIB
 from edgekit.errors import DoesNotFit, EdgekitError, RuntimeClosed, Unsupported
@@ -25,7 +27,6 @@ from edgekit.runtime.async_runtime import AsyncRuntime
 from edgekit.runtime.guard import CrashGuard
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.speculation.controller import DrafterFactory
 from edgekit.testing import FakeEngine, fake_artifact
 
 PROMPT = "the cat sat on the mat"
@@ -92,9 +93,19 @@ def _unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def runtime_with_prefixes(drafting: DrafterFactory | None = None) -> Runtime:
+def runtime_with_prefixes() -> Runtime:
     budget = MemoryBudget(16 * MIB)
     return make_runtime(sequences=2, budget=budget, prefix_bytes=MIB, context=256, eos=frozenset())
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("onnx", marks=[pytest.mark.onnx, pytest.mark.quantize])])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Runtime]:
+    """Opens a runtime over the fake engine, or over onnxruntime."""
+    if request.param == "fake":
+        return runtime_with_prefixes
+    folder = tmp_path_factory.mktemp("onnx")
+    artifact = tiny_models.artifact_of(tiny_models.write_tiny(folder / "tiny", layers=1), folder / "a.edgekit")
+    return lambda: edgekit.open(artifact, prefixes="1MiB", sequences=2, memory="2GiB", draft="off")
 
 
 def everything(runtime: Runtime) -> None:
@@ -110,6 +121,11 @@ def everything(runtime: Runtime) -> None:
         pass
 
 
+def states_of(runtime: Runtime) -> list[object]:
+    """What the engine holds for requests."""
+    return list(runtime.engine.states)  # type: ignore[attr-defined] # every engine of ours has them
+
+
 def assert_works(runtime: Runtime, fault: str) -> None:
     """A short request answers, nothing waits, and no state or budget is held."""
     metrics = runtime.metrics()
@@ -118,7 +134,7 @@ def assert_works(runtime: Runtime, fault: str) -> None:
     assert len(runtime.generate("the cat", max_tokens=2).tokens) == 2, fault
     metrics = runtime.metrics()
     assert (metrics.waiting, metrics.running, metrics.queued_bytes) == (0, 0, 0), fault
-    assert isinstance(runtime.engine, FakeEngine) and runtime.engine.states == [], fault
+    assert states_of(runtime) == [], fault
     taken, prefixes = runtime._budget.taken, runtime._prefixes
     assert taken.get("states", 0) == 0, fault
     assert prefixes is not None and taken.get("prefixes", 0) == prefixes.taken_bytes, fault
@@ -127,11 +143,11 @@ def assert_works(runtime: Runtime, fault: str) -> None:
 @pytest.mark.usefixtures("_unlogged")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers that meet the fault
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.long)])
-def test_a_fault_at_any_call_leaves_nothing_behind(every: int) -> None:
+def test_a_fault_at_any_call_leaves_nothing_behind(opened: Callable[[], Runtime], every: int) -> None:
     passed: Places = set()
     count = 0
     while True:
-        runtime = runtime_with_prefixes()
+        runtime = opened()
         expected = (PlantedFault, EdgekitError, KeyError, AssertionError)
         with fault_at_next("call", passed, every=every) as fault, suppress(*expected):
             everything(runtime)
@@ -143,10 +159,10 @@ def test_a_fault_at_any_call_leaves_nothing_behind(every: int) -> None:
     assert count > 150 // every
 
 
-def test_a_fault_at_any_call_of_closing_still_closes() -> None:
+def test_a_fault_at_any_call_of_closing_still_closes(opened: Callable[[], Runtime]) -> None:
     passed: Places = set()
     while True:
-        runtime = runtime_with_prefixes()
+        runtime = opened()
         stream = runtime.submit(PROMPT, max_tokens=5)
         next(stream)
         with fault_at_next("call", passed) as fault, suppress(PlantedFault):
@@ -154,7 +170,7 @@ def test_a_fault_at_any_call_of_closing_still_closes() -> None:
         runtime.close()
         with pytest.raises(RuntimeClosed):
             runtime.generate("a", max_tokens=1)
-        assert isinstance(runtime.engine, FakeEngine) and runtime.engine.states == [], fault.raised_at
+        assert states_of(runtime) == [], fault.raised_at
         if fault.raised_at is None:
             break
 
@@ -165,6 +181,7 @@ def answered(runtime: AsyncRuntime) -> str:
     async def ask() -> str:
         try:
             async with asyncio.timeout(SHORT_S):
+                await runtime.generate(PROMPT, max_tokens=1)  # its first piece is its last one too
                 return (await runtime.generate(PROMPT, max_tokens=3)).finish_reason
         except Exception as error:
             return type(error).__name__
@@ -174,11 +191,11 @@ def answered(runtime: AsyncRuntime) -> str:
 
 @pytest.mark.usefixtures("_unlogged")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_fault_at_any_line_of_the_thread_is_told_to_every_caller() -> None:
+def test_a_fault_at_any_line_of_the_thread_is_told_to_every_caller(opened: Callable[[], Runtime]) -> None:
     passed: Places = set()
     told, count = set(), 0
     while True:
-        runtime = AsyncRuntime(runtime_with_prefixes())
+        runtime = AsyncRuntime(opened())
         with fault_at_next("line", passed, in_new_threads=True) as fault:
             told.add(answered(runtime))
         assert "TimeoutError" not in told, fault.raised_at
