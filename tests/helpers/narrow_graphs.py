@@ -1,4 +1,4 @@
-"""Calls the native library's change of graphs alone, without a runtime that reads them."""
+"""Calls the native library's audit and change of graphs alone, without a runtime that reads them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ _SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 def compiled(folder: Path) -> Narrow:
     """Compile it into `folder`; the function takes a graph and a cache width, and raises `InvalidInput`."""
     path = folder / "libnarrow.so"
-    sources = [
-        SOURCES / "src/narrow_graph.cpp",
-        SOURCES / "src/protobuf.cpp",
-        Path(__file__).with_name("narrow_library.cpp"),
-    ]
+    parts = [SOURCES / f"src/{name}.cpp" for name in ("graph_audit", "narrow_graph", "protobuf")]
+    sources = [*parts, Path(__file__).with_name("narrow_library.cpp")]
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", *(_SANITIZED if "NATIVE_SANITIZE" in os.environ else [])]
     run(os.environ.get("CXX", "c++"), *flags, f"-I{SOURCES / 'src'}", *sources, "-o", path)
     function = ctypes.CDLL(str(path)).narrow

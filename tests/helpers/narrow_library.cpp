@@ -1,8 +1,9 @@
-// The native library's change of a graph, as a function that Python calls.
+// The native library's audit and change of a graph, as a function that Python calls.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 
+#include "graph_audit.h"
 #include "narrow_graph.h"
 
 // The size of the graph with a cache of 16 or 8 bits, of which the first `capacity` bytes are written; -1: refused, and
@@ -13,6 +14,7 @@ extern "C" __attribute__((visibility("default"))) long narrow(const char* data, 
   long size = -1;
   try {
     const std::string graph(data, bytes);
+    edgekit::audit_graph(graph, "a graph", {uint64_t{1} << 40, 1024, 1});
     made = bits == 16 ? edgekit::with_half_cache(graph) : edgekit::with_int8_cache(graph);
     size = static_cast<long>(made.size());
   } catch (const std::runtime_error& error) {

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from fake_artifacts import make_artifact
+from forged_graphs import ATTACKS, rewrite
 from manifests import change_manifest
 from native_answers import REPEATED, tokens_of, with_plan
 
 import edgekit
 from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.artifact.artifact import open_artifact
+from edgekit.common.files import file_sha256
 from edgekit.common.footprint import footprint
 from edgekit.errors import EdgekitError, InvalidInput
 
@@ -269,6 +271,20 @@ def test_a_damaged_artifact_is_refused_as_python_refuses_it(
             opened(folder)
         assert "\n" not in str(caught.value)
         assert str(caught.value).startswith(str(folder))
+
+
+# The shapes that a graph states are compared by onnxruntime, with tensors that the library makes from the plan.
+@pytest.mark.parametrize("attack", [each for each in ATTACKS if each != "keys of another shape"])
+def test_a_bad_graph_is_refused(library: NativeLibrary, demo_artifact: Path, tmp_path: Path, attack: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(demo_artifact, folder)
+    path = next(folder.glob("body-*.onnx"))
+    rewrite(folder, ATTACKS[attack], path.name)
+    fact = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    change_manifest(folder / "manifest.json", lambda value: value["files"].update({path.name: fact}))
+    with pytest.raises(InvalidInput, match=r"by this exporter|link|in the manifest|regular files") as caught:
+        library.open(folder)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
 def test_an_artifact_of_any_target_is_verified(library: NativeLibrary, tmp_path: Path) -> None:

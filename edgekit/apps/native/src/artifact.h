@@ -15,11 +15,12 @@ class Artifact {
 
   const Json& plan() const { return manifest_.at("plan"); }
   bool has(const std::string& name) const { return files_.count(name) != 0; }
+  // The size of a file; 0: it is not in the manifest.
+  uint64_t bytes(const std::string& name) const { return has(name) ? static_cast<uint64_t>(files_.at(name).bytes) : 0; }
   const std::string& folder() const { return folder_; }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
   const std::string& hash_of(const std::string& name) const { return fact(name).sha256; }
-  int64_t size_of(const std::string& name) const { return fact(name).bytes; }
 
   // The bytes of a file, which are compared with its hash once more: it may have been replaced since it was opened.
   std::string read(const std::string& name, size_t limit) const;

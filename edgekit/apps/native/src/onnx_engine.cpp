@@ -3,15 +3,16 @@
 #include <algorithm>
 
 #include "errors.h"
-#include "kv_steps.h"
 #include "files.h"
+#include "graph_audit.h"
+#include "kv_steps.h"
 #include "narrow_graph.h"
 #include "packed_weights.h"
 
 namespace edgekit {
 namespace {
 
-constexpr size_t kMostPackedGraphBytes = 512u << 20;
+constexpr size_t kMostGraphBytes = 64u << 20, kMostPackedGraphBytes = 512u << 20;
 constexpr size_t kMostStepsBytes = 64u << 20;
 constexpr size_t kSpare = 2;  // tokens of padding for which rotary tables have room
 // Tokens that attend at once to a cache of 16 bits: attention holds the scores of each over the whole cache.
@@ -55,6 +56,13 @@ std::vector<std::string> graph_names(const Plan& plan) {
   return names;
 }
 
+std::string read_graph(const Artifact& artifact, const Plan& plan, size_t index) {
+  const std::string name = graph_names(plan)[index], graph = artifact.read(name, kMostGraphBytes);
+  const size_t layers = index + 1 < plan.cuts.size() ? plan.cuts[index + 1] - plan.cuts[index] : 0;
+  audit_graph(graph, artifact.path(name), {artifact.bytes(kWeightsFile), layers, plan.capacity + kSpare});
+  return graph;
+}
+
 OnnxEngine::OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
                        bool is_exact, const std::string& packed)
     : Engine(plan),
@@ -64,17 +72,18 @@ OnnxEngine::OnnxEngine(const Artifact& artifact, const Plan& plan, const std::st
       runtime_(OnnxRuntime::load(library)) {
   if (is_exact) refuse_inexact(plan_);
   if (!packed.empty()) check_packed(artifact, plan_, runtime_->version(), packed);
-  const auto graph = [&](const std::string& name) {
-    return packed.empty() ? artifact.read(name, kMostGraphBytes) : read_file(packed + "/" + name, kMostPackedGraphBytes);
+  const std::vector<std::string> names = graph_names(plan_);
+  const auto graph = [&](size_t index) {
+    return packed.empty() ? read_graph(artifact, plan_, index)
+                          : read_file(packed + "/" + names[index], kMostPackedGraphBytes);
   };
   const auto open = [&](const std::string& bytes) {
     return Session(runtime_, bytes, packed.empty() ? artifact.folder() : packed, threads);
   };
-  const std::vector<std::string> names = graph_names(plan_);
   for (size_t index = 0; index + 1 < names.size(); ++index) {
-    parts_.push_back({open(narrow(graph(names[index]))), plan_.cuts[index], plan_.cuts[index + 1], {}, {}});
+    parts_.push_back({open(narrow(graph(index))), plan_.cuts[index], plan_.cuts[index + 1], {}, {}});
   }
-  head_ = std::make_unique<Session>(open(graph(names.back())));
+  head_ = std::make_unique<Session>(open(graph(names.size() - 1)));
   bind_cache(artifact);
   const size_t most = std::min(plan_.chunk_tokens, plan_.capacity) + kSpare;
   ids_.resize(most);

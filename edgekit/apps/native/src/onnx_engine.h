@@ -12,11 +12,11 @@
 
 namespace edgekit {
 
-constexpr const char* kWeightsFile = "weights.bin";
-constexpr size_t kMostGraphBytes = 64u << 20;
-
 // The files of the graphs: those of the body in their order, then the head.
 std::vector<std::string> graph_names(const Plan& plan);
+
+// One of them by its place, audited. Throws std::runtime_error.
+std::string read_graph(const Artifact& artifact, const Plan& plan, size_t index);
 
 class OnnxEngine : public Engine {
  public:

@@ -20,6 +20,7 @@
 
 #include "errors.h"
 #include "files.h"
+#include "graph_audit.h"
 #include "narrow_graph.h"
 #include "onnx_engine.h"
 #include "protobuf.h"
@@ -213,10 +214,11 @@ void synchronise(const fs::path& path) {
 
 void make(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
           const std::shared_ptr<OnnxRuntime>& runtime, const fs::path& folder) {
-  for (const std::string& name : graph_names(plan)) {
-    const std::string saved = (folder / name).string();
-    const std::string graph = with_float_cache(artifact.read(name, kMostGraphBytes));
-    Session(runtime, graph, artifact.folder(), threads, {saved, data_file(name)});
+  const std::vector<std::string> names = graph_names(plan);
+  for (size_t index = 0; index < names.size(); ++index) {
+    const std::string saved = (folder / names[index]).string();
+    const std::string graph = with_float_cache(read_graph(artifact, plan, index));
+    Session(runtime, graph, artifact.folder(), threads, {saved, data_file(names[index])});
     align(saved);
   }
   std::string stamp = key_of(artifact, plan, runtime->version()) + "\n";
@@ -241,7 +243,7 @@ void pack_weights(const Artifact& artifact, const Plan& plan, const std::string&
     remove_packed(place);
     remove_packed(part);  // of a process that was killed
     fs::create_directories(part);
-    const auto needed = static_cast<uintmax_t>(kPackedShare * artifact.size_of(kWeightsFile));
+    const auto needed = static_cast<uintmax_t>(kPackedShare * artifact.bytes(kWeightsFile));
     const uintmax_t free = fs::space(part).available;
     if (free < needed) {
       fs::remove(part);
