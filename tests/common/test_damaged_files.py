@@ -24,7 +24,7 @@ from edgekit.errors import InvalidInput
 from edgekit.planner.make import make_plans
 
 # `make fuzz` has many more. An artifact is opened and answers each time.
-COUNTS = {name: 150 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 40, "model-folder": 60}
+COUNTS = {name: 150 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 40, "model-folder": 200}
 
 
 NEVER_REFUSED = {name for name in FORMATS if name.startswith("fact-")} | {"answer"}  # a damaged fact is made again

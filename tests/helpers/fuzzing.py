@@ -41,6 +41,9 @@ _ODD = (
 )  # fmt: skip
 _TWICE = "\ue000"  # marks a key that is written as the one before it
 
+_MOST_MEMBERS = 64  # of an object whose members are fields; others are vocabularies
+_OTHER_FIELDS = 10  # what files other than JSON count as
+
 Paths = list[tuple[str | int, ...]]
 
 
@@ -81,20 +84,27 @@ def damaged_bytes(whole: bytes, draw: random.Random, header: int = 12_000) -> by
     return bytes(data)
 
 
-def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The path of every field in a JSON value, its own first."""
-    yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in inside:
-        yield from places(inner, (*path, key))
+def fields_of(value: Any) -> list[Paths]:
+    """The places of each field in a JSON value; the items of a list, and those of a large object, are one field."""
+    found: dict[tuple[str | int, ...], Paths] = {}
+    places: list[tuple[Any, tuple[str | int, ...], tuple[str | int, ...]]] = [(value, (), ())]
+    for inner, path, field in places:
+        found.setdefault(field, []).append(path)
+        inside = list(inner.items() if isinstance(inner, dict) else enumerate(inner if isinstance(inner, list) else ()))
+        is_one = isinstance(inner, list) or len(inside) > _MOST_MEMBERS
+        places += [(each, (*path, key), (*field, "*" if is_one else key)) for key, each in inside]
+    return list(found.values())
 
 
-def damaged_fields(plain: dict[str, Any], draw: random.Random, paths: Paths | None = None) -> str:
-    """JSON with one or two fields changed in value, type or size, absent, renamed or doubled."""
+def damaged_fields(
+    plain: dict[str, Any], draw: random.Random, fields: list[Paths] | None = None, turn: int | None = None
+) -> str:
+    """JSON with one or two fields, the `turn`-th first, changed in value, type or size, absent, renamed or doubled."""
     value = json.loads(json.dumps(plain))
-    paths = paths or list(places(plain))
-    for _ in range(draw.randint(1, 2)):
-        *parents, last = draw.choice(paths) or ("version",)
+    fields = fields or fields_of(plain)
+    first = draw.choice(fields) if turn is None else fields[turn % len(fields)]
+    for field in (first, draw.choice(fields))[: draw.randint(1, 2)]:
+        *parents, last = draw.choice(field) or ("version",)
         inner = value
         try:
             for key in parents:
@@ -144,7 +154,8 @@ class JsonFormat:
 
     def __init__(self) -> None:
         self.wholes: dict[Path, bytes] = {}
-        self._plain: dict[Path, tuple[dict[str, Any], Paths]] = {}
+        self._plain: dict[Path, tuple[dict[str, Any], list[Paths]]] = {}
+        self._turns: dict[Path, int] = {}
 
     def add(self, path: Path) -> None:
         """Damage `path` too."""
@@ -169,12 +180,13 @@ class JsonFormat:
             return damaged_bytes(whole, draw)
         if path not in self._plain:
             value = json.loads(whole)
-            self._plain[path] = value, list(places(value))
-        plain, paths = self._plain[path]
+            self._plain[path] = value, [field for field in fields_of(value) if field[0][:1] != ("seal",)]
+        plain, fields = self._plain[path]
+        turn = self._turns[path] = self._turns.get(path, draw.randrange(len(fields))) + 1
         if "seal" not in plain:
-            return damaged_fields(plain, draw, paths).encode()
+            return damaged_fields(plain, draw, fields, turn).encode()
         unsealed = {key: value for key, value in plain.items() if key != "seal"}
-        text = damaged_fields(unsealed, draw, [path for path in paths if path[:1] != ("seal",)]) + "\n"
+        text = damaged_fields(unsealed, draw, fields, turn) + "\n"
         return add_seal(text.encode()) if text.endswith("\n}\n") else text.encode()
 
 
@@ -208,8 +220,11 @@ def _outcomes(form: Fuzzed, count: int, draw: random.Random, kept: Path) -> Iter
     largest = max(map(len, form.wholes.values()))
     for path in form.wholes:  # what is loaded once is loaded now
         form.read(path)
+    turns = Counter({path: _fields_in(path, whole) for path, whole in form.wholes.items()})
+    order: list[Path] = []
     for number in range(count):
-        path = draw.choice(list(form.wholes))
+        order = order or draw.sample(list(form.wholes), turns.total(), counts=turns.values())
+        path = order.pop()
         data = form.damaged(path, form.wholes[path], draw)
         path.write_bytes(data)
         try:
@@ -220,6 +235,10 @@ def _outcomes(form: Fuzzed, count: int, draw: random.Random, kept: Path) -> Iter
             raise AssertionError(f"{failed}: {type(error).__name__}: {error}") from error
         yield kind
         path.write_bytes(form.wholes[path])
+
+
+def _fields_in(path: Path, whole: bytes) -> int:
+    return len(fields_of(json.loads(whole))) if path.suffix == ".json" else _OTHER_FIELDS
 
 
 def mapped_bytes() -> int:

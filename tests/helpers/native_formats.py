@@ -98,7 +98,7 @@ class NativeArtifacts(OnnxArtifacts):
 
 
 class NativeGraphs(OnnxArtifacts):
-    """Graphs whose cache is made narrower; the change is read alone, since what onnxruntime takes is its own matter."""
+    """Graphs that are audited, and whose cache is made narrower; what onnxruntime then takes is its own matter."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -135,8 +135,8 @@ class NativeManifests(Artifacts):
             return super().damaged(path, whole, draw)
         value = json.loads(whole)
         del value["seal"]
-        paths = [each for each in fuzzing.places(value) if each[:1] != ("plan",)]
-        return add_seal((fuzzing.damaged_fields(value, draw, paths) + "\n").encode())
+        fields = [each for each in fuzzing.fields_of(value) if each[0][:1] != ("plan",)]
+        return add_seal((fuzzing.damaged_fields(value, draw, fields) + "\n").encode())
 
     def read(self, path: Path) -> None:
         found = [_refusal(lambda: verify(path.parent)), _refusal(lambda: self._library.verify(path.parent))]

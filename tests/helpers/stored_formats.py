@@ -28,10 +28,12 @@ import safetensors_files
 import tiny_encoders
 import tiny_models
 from certificates import Keys
+from configs import TINY, write_config
 from edgekit_onnx.audit import audit
 from fake_artifacts import install
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
+from quantised_folders import LAYOUTS
 from safetensors_files import entry
 from tokenizers import Tokenizer
 
@@ -49,11 +51,12 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.memory import usual_terms
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.formats.safetensors import INDEX, TensorFolder, read_header
 from edgekit.model.lora import read_adapter
 from edgekit.model.rope import frequencies
 from edgekit.model.source import open_source, open_tensors
+from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans, read_plan, targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
@@ -236,15 +239,6 @@ class Tokenizers(fuzzing.JsonFormat):
             path.write_text(make().to_str())
             self.add(path)
 
-    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
-        """Most of a tokenizer is its vocabulary, so half of the changes are to its other parts."""
-        if draw.random() < 0.5:
-            return super().damaged(path, whole, draw)
-        value: dict[str, Any] = json.loads(whole)
-        name = draw.choice([name for name in value if isinstance(value[name], dict | list)])
-        value[name] = json.loads(fuzzing.damaged_fields({"part": value[name]}, draw)).get("part")
-        return json.dumps(value).encode()
-
     def read(self, path: Path) -> None:
         codec = Codec(path.read_bytes(), str(path))
         tokens = codec.encode(TEXT, add_special_tokens=True)
@@ -258,7 +252,8 @@ class Tokenizers(fuzzing.JsonFormat):
 
 
 class ModelFolders(fuzzing.JsonFormat):
-    """Every text file of a model's folder, with an adapter in it: what plans, exports and chats read."""
+    """Every text file of a model's folder, with an adapter in it, and configs of every family and scheme: what
+    plans, exports and chats read."""
 
     most_cases = 2000
 
@@ -269,6 +264,10 @@ class ModelFolders(fuzzing.JsonFormat):
         with suppress(InvalidInput, Unsupported):  # transformers, which an unknown family loads, is loaded now
             (folder / "config.json").write_text(json.dumps({"model_type": "unknown", "hidden_size": 64}))
             open_source(folder)
+        self._configs = TINY | {name: TINY["llama"] | each.config(4, 32) for name, each in LAYOUTS.items()}
+        for name, config in self._configs.items():
+            write_config(self._folder / "families" / name, config)
+        (self._folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "temperature": 0.5}))
         (self._folder / "chat_template.jinja").write_text(tiny_models.TEMPLATE)
         weight_map = dict.fromkeys(read_header(self._folder / "model.safetensors"), "model.safetensors")
         (self._folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -276,7 +275,19 @@ class ModelFolders(fuzzing.JsonFormat):
             if path.suffix in (".json", ".jinja"):
                 self.add(path)
 
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if "families" in path.parts and draw.random() < 0.2:  # fields that another family has
+            others = draw.choices([*draw.choice(list(self._configs.values())).items()], k=2)
+            return json.dumps(json.loads(whole) | dict(others)).encode()
+        return super().damaged(path, whole, draw)
+
     def read(self, path: Path) -> None:
+        if "families" in path.parts:
+            source = open_source(path.parent)
+            assert ModelSpec.model_validate_json(source.spec.model_dump_json()) == source.spec
+            with suppress(DoesNotFit):
+                make_plans(source, ["laptop-x86-16gb"], PlanRequest(context=64))
+            return
         source = open_source(self._folder, need_weights=True)
         if path.parent.name == "adapter":
             read_adapter(path.parent, source.spec, most_rank=8)

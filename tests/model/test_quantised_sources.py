@@ -15,8 +15,6 @@ from quantised_folders import LAYOUTS, Tensors
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.formats.int_packing import float32_to_bf16
-from edgekit.model.families.fields import Fields
-from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.source import open_source, open_tensors
 
 QPROJ = "model.layers.0.self_attn.q_proj"
@@ -156,42 +154,6 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     folders.write(tmp_path / "tiny", "compressed-tensors", changed=changed)
     with open_tensors(tmp_path / "tiny") as tensors, pytest.raises(InvalidInput, match="a scale that is not finite"):
         tensors.floats(f"{QPROJ}.weight")
-
-
-VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-2, 300), st.floats(), st.text(max_size=8),
-    st.sampled_from([10**12, -1, 0, 1 << 24, 2**63, 1e300, "int", "group", "channel", "gptq", "affine", "static"]),
-    st.lists(st.integers(-1, 9), max_size=4),
-    st.dictionaries(st.sampled_from(["bits", "group_size", "weights", "format"]), st.integers(-1, 9), max_size=3),
-)  # fmt: skip
-
-
-def _mutated(value: Any, data: st.DataObject) -> Any:
-    """The value with one field, at any depth, replaced, removed or added."""
-    if not isinstance(value, dict) or not value or data.draw(st.integers(0, 3)) == 0:
-        return data.draw(VALUES)
-    key = data.draw(st.sampled_from([*sorted(value), "unknown"]))
-    if key in value and data.draw(st.integers(0, 4)) == 0:
-        return {name: item for name, item in value.items() if name != key}
-    return value | {key: _mutated(value.get(key), data)}
-
-
-@settings(deadline=None, max_examples=300)
-@given(data=st.data(), layout=st.sampled_from(sorted(LAYOUTS)))
-def test_a_mutated_scheme_is_read_or_refused_in_one_line(data: st.DataObject, layout: str) -> None:
-    config = LAYOUTS[layout].config(4, 32)
-    for _ in range(data.draw(st.integers(1, 3))):
-        config = _mutated(config, data)
-        if not isinstance(config, dict):
-            return
-    refusal = ""
-    try:
-        scheme = quant_scheme(Fields(config, "config.json"))
-        assert scheme is None or all(stored.bits in (4, 8) for stored in scheme.groups)
-    except (InvalidInput, Unsupported) as error:
-        refusal = str(error)
-    assert "\n" not in refusal
-    assert len(refusal) < 600
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 
 MAX_LIST = 1 << 14
+Value = TypeVar("Value")
 
 
 class Fields:
@@ -52,26 +53,29 @@ class Fields:
 
     def refusal(self, field: str, fix: str) -> InvalidInput:
         """Return the error for a wrong value; `fix` follows the value in the message."""
-        return InvalidInput(f"{self._where}: {self._inside}{field}: {quote_short(self.get(field))} {fix}")
+        return InvalidInput(f"{self._path(field)}: {quote_short(self.get(field))} {fix}")
 
     def unsupported(self, field: str, fix: str) -> Unsupported:
-        """Return the error for a field, of any name, or a value that is not supported."""
-        name = field if field.isidentifier() and len(field) < 80 else quote_short(field)
-        return Unsupported(f"{self._where}: {self._inside}{name}: {quote_short(self.get(field))} {fix}")
+        """Return the error for a value that is understood but not supported."""
+        return Unsupported(f"{self._path(field)}: {quote_short(self.get(field))} {fix}")
 
     def missing(self, field: str) -> InvalidInput:
         """Return the error for an absent field."""
-        return InvalidInput(
-            f"{self._where}: {self._inside}{field}: is missing; is this the whole config.json of a language model?"
-        )
+        return InvalidInput(f"{self._path(field)}: is missing; is this the whole config.json of a language model?")
 
-    def count(self, field: str, most: int, default: int | None = None, least: int = 1) -> int:
-        """Return an integer from `least` to `most`. Without a `default` the field is required."""
-        value = self.maybe_count(field, most, least)
+    def _path(self, field: str) -> str:
+        """Return the file and the field, whose name may be anything, for a message."""
+        return f"{self._where}: {self._inside}{_shown(field)}"
+
+    def _required(self, field: str, value: Value | None, default: Value | None = None) -> Value:
         value = default if value is None else value
         if value is None:
             raise self.missing(field)
         return value
+
+    def count(self, field: str, most: int, default: int | None = None, least: int = 1) -> int:
+        """Return an integer from `least` to `most`. Without a `default` the field is required."""
+        return self._required(field, self.maybe_count(field, most, least), default)
 
     def maybe_count(self, field: str, most: int, least: int = 1) -> int | None:
         value = self.get(field)
@@ -83,11 +87,7 @@ class Fields:
 
     def number(self, field: str, least: float, most: float, default: float | None = None) -> float:
         """Return a finite number between two bounds. Without a `default` the field is required."""
-        value = self.maybe_number(field, least, most)
-        value = default if value is None else value
-        if value is None:
-            raise self.missing(field)
-        return value
+        return self._required(field, self.maybe_number(field, least, most), default)
 
     def maybe_number(self, field: str, least: float, most: float) -> float | None:
         value = self.get(field)
@@ -106,11 +106,7 @@ class Fields:
         return value
 
     def text(self, field: str, default: str | None = None) -> str:
-        value = self.get(field)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise self.missing(field)
+        value = self._required(field, self.get(field), default)
         if not isinstance(value, str):
             raise self.refusal(field, "is not a text; correct the file")
         return value
@@ -126,7 +122,7 @@ class Fields:
             return None
         known = self._sections.get(field)
         if known is None or known._values is not value:
-            known = self._sections[field] = Fields(value, self._where, f"{self._inside}{field}.")
+            known = self._sections[field] = Fields(value, self._where, f"{self._inside}{_shown(field)}.")
         return known
 
     def names(self) -> list[str]:
@@ -135,9 +131,7 @@ class Fields:
 
     def numbers(self, field: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """Return exactly `count` numbers."""
-        value = self.get(field)
-        if value is None:
-            raise self.missing(field)
+        value = self._required(field, self.get(field))
         if not isinstance(value, list) or len(value) != count:
             length = f"has {len(value)} values" if isinstance(value, list) else "is not a list"
             raise self.refusal(field, f"{length} where {count} numbers are needed; correct the file")
@@ -186,8 +180,8 @@ class Fields:
                 raise self.refusal(field, f"holds {quote_short(item)}, which is not a text; correct the file")
             if item not in allowed:
                 raise Unsupported(
-                    f"{self._where}: {self._inside}{field}: {quote_short(item)} is a kind of layer that is not "
-                    f"supported; supported: {', '.join(allowed)}"
+                    f"{self._path(field)}: {quote_short(item)} is a kind of layer that is not supported; supported: "
+                    f"{', '.join(allowed)}"
                 )
         return tuple(value)
 
@@ -201,6 +195,10 @@ class Fields:
             if not _is_whole(item) or not 0 <= item <= 2**31:
                 raise self.refusal(field, "is not a token id or a list of them; correct the file")
         return tuple(dict.fromkeys(item for item in ids if item < vocab_size))
+
+
+def _shown(name: str) -> str:
+    return name if len(name) < 80 and all(c.isalnum() or c in "._-" for c in name) else quote_short(name)
 
 
 def _is_whole(value: Any) -> bool:
