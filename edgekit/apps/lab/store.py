@@ -110,7 +110,8 @@ class LabStore:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote damaged text
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without its details
-            if code == sqlite3.SQLITE_FULL:
+            # Without room for the index of its log, SQLite says that it cannot read.
+            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free_bytes(self.path) < _PAGE_BYTES):
                 raise OutOfSpace(str(self.path), _PAGE_BYTES, free_bytes(self.path)) from error
             reason = quote_short(str(error), 200).strip("'\"")
             if code in _NOT_DAMAGED:

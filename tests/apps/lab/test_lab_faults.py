@@ -173,6 +173,9 @@ def test_full_lab_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
             complete(store, run)
             assert {name: store.result(run, name) for name in before} == before
             assert sum(device.calls for device in devices.values()) == 80 - len(before)
+        subprocess.run(["dd", "if=/dev/zero", f"of={place}/filling"], capture_output=True)
+        with pytest.raises(OutOfSpace, match="make room"):
+            LabStore(place / "lab.sqlite")
 
 
 @is_root
