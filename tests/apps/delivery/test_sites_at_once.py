@@ -165,6 +165,7 @@ class Pairs:
             "quantise": Command(self._quantise, taken),
             "export": Command(self._export, taken),
             "batch": Command(self._batch, taken),
+            "run": Command(self._run),
             "serve": Command(self._serve),
             "prune": Command(self._prune),
         }
@@ -204,6 +205,9 @@ class Pairs:
         if "batch" in commands:
             lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
             assert sorted(line["id"] for line in lines) == [each["id"] for each in _PROMPTS]
+        if "run" in commands:
+            with edgekit.open(self.artifact, prefixes="1MiB") as runtime:
+                assert runtime.load_prefixes(folder / "kept") > 0
         left = [path for path in folder.rglob("*") if re.search(r"\.(?:lock|part|gone)$", path.name)]
         assert not left, f"files are left: {left}"
 
@@ -228,6 +232,9 @@ class Pairs:
     def _batch(self, folder: Path, name: str) -> None:
         prompts = ["--batch", str(self.shared / "prompts.jsonl"), "-o", str(folder / "answers.jsonl")]
         main(["run", str(self.artifact), *prompts, "--max-tokens", "4"])
+
+    def _run(self, folder: Path, name: str) -> None:
+        main(["run", str(self.artifact), f"the cat {name}", "--max-tokens", "4", "--prefixes", str(folder / "kept")])
 
     def _serve(self, folder: Path, name: str) -> None:
         """Open the artifact of a GGUF file several times. For onnx: llama.cpp's OpenMP hangs in a forked process."""
@@ -280,7 +287,7 @@ def _work(work: Callable[[Path, str], None], folder: Path, name: str, begin: Any
 
 def pairs() -> list[tuple[str, str]]:
     """Return every pair that shares a site, an installation, an output or the cache."""
-    groups = ("publish withdraw pull", "pull rollback", "quantise export serve prune", "batch prune")
+    groups = ("publish withdraw pull", "pull rollback", "quantise export serve prune", "batch prune", "run")
     shared = [combinations_with_replacement(group.split(), 2) for group in groups]
     return sorted({pair for group in shared for pair in group})
 
