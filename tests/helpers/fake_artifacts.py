@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,17 @@ def make_artifact(
     chat: bool = True,
     embedding: TextEmbedding | None = None,
     reranking: Reranking | None = None,
+    more: Mapping[str, bytes] | None = None,
+    seed: int = 0,
     **plan: Any,
 ) -> Path:
-    """An artifact over the fake engine, with a byte-level tokenizer and (unless told otherwise) a chat template."""
+    """An artifact over the fake engine, with a byte-level tokenizer and (unless told otherwise) a chat template.
+
+    `more`: files that no engine reads. Another `seed` gives other answers.
+    """
     tokenizer = byte_level()
     files: dict[str, Any] = {
+        **(more or {}),
         "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"},
         "generation_config.json": {"eos_token_id": tokenizer.token_to_id("</s>")},
@@ -35,7 +42,7 @@ def make_artifact(
     model = fake_model(vocabulary=tokenizer.get_vocab_size(), eos_ids=(tokenizer.token_to_id("</s>"),))
     model = model.model_copy(update={"embedding": embedding, "reranking": reranking})
     made = fake_plan(model, context=context, cache=KVEvictionPolicy.of(window) if window else None, **plan)
-    return fake_artifact(folder, files=files, plan=made).folder
+    return fake_artifact(folder, files=files, plan=made, seed=seed).folder
 
 
 def install(folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import runtimes
+import yaml
 from click.testing import CliRunner
+from fake_artifacts import make_artifact
 
 from edgekit.apps.bench.machine import Disturbance, Usage
 from edgekit.apps.bench.measurement import (
-    CaseResult,
     Conditions,
-    Formats,
     Measurement,
-    MemoryUse,
-    Predicted,
     RequestTimes,
-    SubjectInfo,
     Trial,
 )
 from edgekit.apps.bench.statistics import summaries
@@ -30,18 +26,10 @@ from edgekit.cli import command
 from edgekit.common.staging import staging_for
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import EdgekitError
-from edgekit.testing import fake_artifact, fake_model, fake_plan
 
 
-def fake(folder: Path, *, seed: int = 0, context: int = 512, template: str = runtimes.TEMPLATE) -> Artifact:
-    """A sealed artifact of the fake target, with a real tokenizer and a chat template."""
-    tokenizer = runtimes.byte_level()
-    model = fake_model(vocabulary=tokenizer.get_vocab_size(with_added_tokens=True))
-    files: dict[str, Any] = {
-        "tokenizer.json": tokenizer.to_str(),
-        "tokenizer_config.json": {"bos_token": "<s>", "chat_template": template},
-    }
-    return fake_artifact(folder, files=files, plan=fake_plan(model, context=context), seed=seed)
+def fake(folder: Path, *, seed: int = 0) -> Artifact:
+    return open_artifact(make_artifact(folder, seed=seed))
 
 
 def workload(*, prompt: int = 24, outputs: int = 8, repeats: int = 3, warmups: int = 1, depth: int = 0) -> Workload:
@@ -81,25 +69,24 @@ class StillMachine:
         self.slept += seconds
 
 
+MADE = Measurement.model_validate_json(
+    json.dumps(yaml.safe_load((Path(__file__).parents[1] / "data/measurement.yaml").read_text()))
+)
+
+
 def conditions(**known: Any) -> Conditions:
-    figures: dict[str, Any] = {
-        "measured_at": "2026-01-01T00:00:00Z", "machine": "a processor", "machine_key": "0" * 16, "os": "Linux 6",
-        "cores": 2, "ram_bytes": 8 << 30, "load_average": 0.1, "power_source": "mains", "temperature_c": None,
-        "frequency_mhz": None, "read_gb_s": 40.0, "fp32_tflops": 0.1, "versions": {"edgekit": "0.1.0"},
-        "canary_s": 0.001,
-    }  # fmt: skip
-    return Conditions(**(figures | known))
+    return Conditions(**(dict(MADE.conditions) | known))
 
 
-def trial(decode: float, *, prefill: float = 1000.0, invalid: Any = None, tokens: int = 5) -> Trial:
-    """A trial of 100 prompt tokens at these speeds."""
+def trial(decode: float, *, invalid: Any = None) -> Trial:
+    """A trial of 100 prompt tokens, read at 1,000 a second, and five that are decoded at this speed."""
     gap = 1 / decode
     times = RequestTimes(
-        prompt_tokens=100, timed_tokens=100, tokens=tokens, prefill_s=100 / prefill, first_token_s=100 / prefill,
-        decode_s=gap * (tokens - 1), gaps_s=(gap,) * (tokens - 1),
+        prompt_tokens=100, timed_tokens=100, tokens=5, prefill_s=0.1, first_token_s=0.1, decode_s=gap * 4,
+        gaps_s=(gap,) * 4,
     )  # fmt: skip
     return Trial(
-        repeat=0, attempt=0, requests=(times,), total_s=0.1 + gap * tokens, canary_before=1.0, canary_after=1.0,
+        repeat=0, attempt=0, requests=(times,), total_s=0.1 + gap * 5, canary_before=1.0, canary_after=1.0,
         waited_share=0.0, others_share=0.0, invalid=invalid,
     )  # fmt: skip
 
@@ -109,29 +96,9 @@ def measurement(
 ) -> Measurement:
     """A measurement whose trials decode at these speeds."""
     trials = (*(trial(speed) for speed in speeds), *(trial(speed, invalid="contended") for speed in invalid))
-    subject = SubjectInfo(
-        name=name, engine="edgekit onnx cpu", engine_version="0.1.0", model="demo", recipe="s4-g64",
-        formats=Formats(
-            linears="4-bit symmetric, groups of 64, bf16 scales", embedding="8-bit", head="8-bit, tied",
-            bits_per_weight=5.0, file_bytes=4 << 20, same_integers=True,
-        ),
-        artifact_sha256="a" * 64, weights_sha256="b" * 64, device="this", threads=2, context=2048, kv_bits=32,
-    )  # fmt: skip
-    case = CaseResult(
-        case="128 in, 32 out", prompt_tokens=(100,), trials=trials, summary=summaries(trials), roofline=0.7,
-        bytes_per_token=1 << 20,
-    )  # fmt: skip
-    figures: dict[str, Any] = {
-        "status": "valid", "subject": subject,
-        "workload": "quick", "workload_sha256": "c" * 64, "conditions": conditions(),
-        "load_s": (0.5, 0.4, 0.4), "cases": (case,),
-        "memory": MemoryUse(peak_bytes=110 << 20, peak_counter="VmHWM of /proc/PID/status", anonymous_bytes=40 << 20),
-        "predicted": Predicted(
-            total_bytes=120 << 20, private_bytes=100 << 20, decode_tokens_per_s=900.0, prefill_tokens_per_s=None,
-            first_token_s=None, basis="a test",
-        ),
-    }  # fmt: skip
-    return Measurement(**(figures | known))
+    subject = MADE.subject.model_copy(update={"name": name})
+    case = MADE.cases[0].model_copy(update={"trials": trials, "summary": summaries(trials)})
+    return Measurement(**(dict(MADE) | {"subject": subject, "cases": (case,)} | known))
 
 
 def resealed(source: Path, place: Path, change: Any) -> Path:

@@ -6,11 +6,10 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtimes import byte_level
+import fake_artifacts
 from safetensors_files import entry, write
 
-from edgekit.artifact.artifact import Artifact
-from edgekit.testing import fake_artifact, fake_model, fake_plan
+from edgekit.artifact.artifact import Artifact, open_artifact
 
 TENSOR_BYTES = (300_000, 2_000, 1_500_000, 40_000, 90_000, 700_000, 3_000, 260_000)
 PROFILE = Path(__file__).parents[2] / "profiles/raspberry-pi-5-8gb.yaml"
@@ -36,12 +35,6 @@ def make_artifact(folder: Path, changed: Sequence[int] = (), seed: int = 0) -> A
         header[f"t{place}"] = entry("U8", [len(part)], start, start + len(part))
         start += len(part)
     weights = write(folder.with_name(f".{folder.name}.weights"), header, b"".join(parts))
-    tokenizer = byte_level()
-    model = fake_model(vocabulary=tokenizer.get_vocab_size(), eos_ids=(tokenizer.token_to_id("</s>"),))
-    files: dict[str, str | bytes] = {
-        "tokenizer.json": tokenizer.to_str(),
-        "model.safetensors": weights.read_bytes(),
-        "empty.txt": b"",
-    }
+    more = {"model.safetensors": weights.read_bytes(), "empty.txt": b""}
     weights.unlink()
-    return fake_artifact(folder, files=files, plan=fake_plan(model), seed=seed)
+    return open_artifact(fake_artifacts.make_artifact(folder, more=more, seed=seed))

@@ -19,7 +19,7 @@ from edgekit.plugins import load_target
 from edgekit.testing import check_engine, check_export, check_target, write_adapter
 
 SLOW, LONG = (pytest.mark.slow,), (pytest.mark.long,)
-FAST, WIDE, SPARSE = {"level": 4}, "llama 3 rope, wide heads", {"spacing": 128}
+FAST, WIDE = {"level": 4}, "llama 3 rope, wide heads"
 HYBRIDS, RECURRENT = ("lfm2", "qwen3_5"), [family for family in models.RECURRENT if "biases" in family]
 NEAR = {32: 1e-5, 16: 5e-3, 8: 5e-3}  # of ONNX Runtime with float activations
 LLAMACPP = {32: 0.08, 16: 0.08, 8: 0.1, 4: 0.3}

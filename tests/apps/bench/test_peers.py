@@ -194,7 +194,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "artifact"
 
 
-def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, outputs: int = 6) -> list[list[int]]:
+def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return the tokens of the artifact and of a peer after the same prompt."""
     from edgekit import OpenOptions
     from edgekit.apps.bench.artifact_subjects import subject_of_artifact
@@ -209,7 +209,7 @@ def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, output
         peer_of(name, opened, weights_of(opened), context=128),
     ):
         with RunningSubject(subject) as running:
-            ((times, written),) = running.run_together([prompt], 16, outputs)
+            ((times, written),) = running.run_together([prompt], 16, 6)
             assert times.timed_tokens in (15, 31)
             found.append(written)
             assert running.memory().peak_bytes

@@ -22,14 +22,14 @@ from edgekit.common.divergence import Divergence
 EVIL = '<img src="http://attacker.example/x" onerror=alert(1)>|`*_[x](http://attacker.example)'
 
 
-def evaluation(recipe: str = "s4-g64") -> Evaluation:
+def evaluation() -> Evaluation:
     divergence = Divergence(
         tokens=4096, scored=4088, kl_mean=0.012, kl_error=0.0005, kl_median=0.008, kl_p999=0.26, kl_max=0.5,
         same_top=0.926, same_top_error=0.004, perplexity=15.8, reference_perplexity=15.6, log_ratio=0.011,
         log_ratio_error=0.004, probability_rms=0.03, first_kl_mean=0.001,
     )  # fmt: skip
     return Evaluation(
-        artifact_sha256="a" * 64, weights_sha256="b" * 64, model="demo", target="onnx", backend="cpu", recipe=recipe,
+        artifact_sha256="a" * 64, weights_sha256="b" * 64, model="demo", target="onnx", backend="cpu", recipe="s4-g64",
         reference="demo, float", text="a text", text_sha256="c" * 64, window_tokens=512, divergence=divergence,
         checks=(Check(what="bos", same=False, detail=EVIL),),
         tasks=(TaskScore(kind="exact", asked=4, right=3, error=0.2, failures=(EVIL,)),),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -263,10 +262,9 @@ def test_wired_limit() -> None:
     assert limit == 10 << 30 and "iogpu.wired_limit_mb=12288" in notes[0]
 
 
-def copied(tmp_path: Path, family: str = "llama") -> tuple[Any, Path]:
-    made = mlx_model(family)
-    shutil.copytree(made.files, tmp_path / "files")
-    return made.plan, tmp_path / "files"
+def copied(tmp_path: Path) -> tuple[Any, Path]:
+    made = mlx_model("llama").copied(tmp_path)
+    return made.plan, made.files
 
 
 def test_damaged_folder_is_refused(tmp_path: Path) -> None:

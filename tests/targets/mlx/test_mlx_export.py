@@ -21,12 +21,15 @@ from engines import apart, fed, mlx_model
 from mxfp4_stacks import write_mxfp4
 from safetensors.numpy import save_file
 
+from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.recipe import NATIVE_RECIPES, Format, Recipe, Rule, named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.source import open_source
 from edgekit.model.tensors import Tensor
+from edgekit.quant.pipeline import neutral_weights
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
@@ -51,26 +54,16 @@ def test_mlx_lm_logits_equal_dequantised_weights(family: str) -> None:
 
 def test_mlx_lm_generates_from_exported_demo(tmp_path: Path) -> None:
     mlx_lm = pytest.importorskip("mlx_lm")
-    made = demo(tmp_path, "cpu")
+    source, made = open_source("demo", need_weights=True), tmp_path / "demo"
+    weights = neutral_weights(source, named_recipe("s4-g64"), store=ContentStore(tmp_path / "store"))
+    made.mkdir()
+    export(models.plan_for(weights.model, weights.recipe, context=512), weights, made, models.quiet)
     model, tokenizer = mlx_lm.load(str(made))
     text = mlx_lm.generate(model, tokenizer, "def fibonacci(n):", max_tokens=8)
     assert isinstance(text, str) and text
     names = {path.name for path in made.iterdir()}
     assert {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= names
     assert not [name for name in names if name.startswith(".")]
-
-
-def demo(folder: Path, backend: str, recipe: str = "s4-g64") -> Path:
-    from edgekit.common.content_store import ContentStore
-    from edgekit.model.source import open_source
-    from edgekit.quant.pipeline import neutral_weights
-
-    source = open_source("demo", need_weights=True)
-    weights = neutral_weights(source, named_recipe(recipe), store=ContentStore(folder / "store"))
-    out = folder / f"demo-{backend}"
-    out.mkdir()
-    export(models.plan_for(weights.model, weights.recipe, backend=backend, context=512), weights, out, models.quiet)
-    return out
 
 
 def test_block_size_does_not_change_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,12 +131,6 @@ def test_opening_copies_a_slice_of_the_head_and_nothing_where_edgekit_packs() ->
     assert opening[0] < opening[1] < 64 << 20
 
 
-CASES = [(family, "s4-g32") for family in models.EVERY]
-
-
-CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
-
-
 def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
     plan, *_ = onnx_model("llama").copied(tmp_path)
     (tmp_path / "out/weights.bin").write_bytes(b"")
