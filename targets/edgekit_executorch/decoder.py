@@ -32,16 +32,17 @@ _GELU = (2 / math.pi) ** 0.5
 
 
 class ExecutorchDecoder(nn.Module):
-    """All layers, a cache of `slots` tokens (8-bit with `int8_kv`), and rotary tables of `positions` rows."""
+    """All layers, a cache of `slots` tokens (8-bit with `int8_kv`), and rotary tables for them and for `context`."""
 
     def __init__(
-        self, weights: NeutralWeights, *, slots: int, positions: int, context: int, style: str = "fused",
+        self, weights: NeutralWeights, *, slots: int, context: int, style: str = "fused",
         arithmetic: Arithmetic = "integers", int8_kv: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         spec = weights.model
         self.spec, self.slots, self.style = spec, slots, style
         self.embedding = embedding(weights, f"{spec.prefix}embed_tokens", arithmetic=arithmetic)
+        positions = max(context, slots)
         self.ropes = nn.ModuleDict(
             {name: Rotary(rope, head_dim_of(spec, name), positions, context) for name, rope in spec.ropes.items()}
         )

@@ -86,10 +86,8 @@ def _lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) 
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(BACKENDS)}")
     register_for_tracing()
     sizes = Sizes.of(plan)
-    decoder = ExecutorchDecoder(
-        weights, slots=sizes.slots, positions=sizes.positions, context=plan.context,
-        int8_kv=plan.storage.kv_bits == INT8_BITS,
-    )  # fmt: skip
+    int8_kv = plan.storage.kv_bits == INT8_BITS
+    decoder = ExecutorchDecoder(weights, slots=sizes.slots, context=plan.context, int8_kv=int8_kv)
     methods = entries(
         decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits, features=feature_layers(plan)
     )

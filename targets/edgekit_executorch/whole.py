@@ -73,9 +73,8 @@ def lower_whole(plan: Plan, weights: NeutralWeights, path: Path, progress: Progr
     register_for_tracing()
     sizes = Sizes.of(plan)
     decoder = ExecutorchDecoder(
-        weights, slots=sizes.slots, positions=sizes.positions, context=plan.context, style="scattered",
-        arithmetic=backend.arithmetic,
-    )  # fmt: skip
+        weights, slots=sizes.slots, context=plan.context, style="scattered", arithmetic=backend.arithmetic
+    )
     methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots))
     progress(0, 3, "tracing")
     exported = {name: trace(entry) for name, entry in methods.items()}

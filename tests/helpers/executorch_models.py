@@ -64,10 +64,8 @@ def decoder_of(made: Model) -> ExecutorchDecoder:
     """The decoder that was lowered, run by torch."""
     register_for_tracing()
     with quiet_output(), torch.no_grad():
-        return ExecutorchDecoder(
-            made.weights, slots=SLOTS, positions=SLOTS, context=made.plan.context,
-            int8_kv=made.plan.storage.kv_bits == INT8_BITS,
-        )  # fmt: skip
+        int8_kv = made.plan.storage.kv_bits == INT8_BITS
+        return ExecutorchDecoder(made.weights, slots=SLOTS, context=made.plan.context, int8_kv=int8_kv)
 
 
 def in_order(decoder: ExecutorchDecoder) -> InOrderForward:

@@ -54,14 +54,14 @@ def said(decoder: ExecutorchDecoder, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("family", list(models.FAMILIES))
 def test_every_family_equals_reference(family: str, style: str) -> None:
     _, weights = weights_of("executorch", family)
-    made = ExecutorchDecoder(weights, slots=SLOTS, positions=SLOTS, context=SLOTS, style=style, arithmetic="floats")
+    made = ExecutorchDecoder(weights, slots=SLOTS, context=SLOTS, style=style, arithmetic="floats")
     assert apart(said(made, TOKENS), reference_logits(weights, TOKENS)) < 2e-5
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral with a window"])
 def test_step_with_default_positions_equals_forward(tmp_path: Path, family: str) -> None:
     _, weights = weights_of("executorch", family, "float32")
-    made = ExecutorchDecoder(weights, slots=SLOTS, positions=SLOTS, context=SLOTS)
+    made = ExecutorchDecoder(weights, slots=SLOTS, context=SLOTS)
     expected = said(made, TOKENS)
     places = torch.arange(len(TOKENS))
     distance = places[:, None] - torch.arange(SLOTS)[None]

@@ -107,7 +107,7 @@ def test_held_out_logits_equal_torch_with_sums_in_order(program: Path) -> None:
     text = "\n".join(json.loads(line)["text"] for line in held_out[:40])
     register_for_tracing()
     with quiet_output(), torch.no_grad():
-        decoder = ExecutorchDecoder(weights_of(open_artifact(program)), slots=1024, positions=1024, context=1024)
+        decoder = ExecutorchDecoder(weights_of(open_artifact(program)), slots=1024, context=1024)
     with edgekit.open(program, sequences=1, prefixes=0) as runtime:
         tokens, state = runtime.encode(text)[:1024], runtime.engine.start(open_artifact(program).plan.storage)
         found = np.concatenate(
