@@ -39,11 +39,11 @@ def _pull(shop: Path, **options: object) -> object:
     return pull((shop / "site").as_uri(), shop / "app", **given)  # type: ignore[arg-type]
 
 
-def _forge(shop: Path, name: str, file: FileFact, announced: int | None) -> None:
+def _forge(shop: Path, name: str, file: FileFact, announced: int | None, path: str = "large.bin") -> None:
     """Publish an artifact whose manifest lists one file more; the index says `announced` bytes, or their sum."""
     made = make_artifact(shop / name, seed=int(name))
     publish([made.folder], shop / "site", release=name)
-    data = to_sealed_json(made.manifest.model_copy(update={"files": {**made.manifest.files, "large.bin": file}}))
+    data = to_sealed_json(made.manifest.model_copy(update={"files": {**made.manifest.files, path: file}}))
     sha256 = hashlib.sha256(data).hexdigest()
     place = shop / "site" / manifest_name(sha256)
     place.parent.mkdir(exist_ok=True)
@@ -70,6 +70,13 @@ def test_sizes_are_compared_before_anything_is_hashed(shop: Path, monkeypatch: p
     with pytest.raises(OutOfSpace, match=r"1,125,\S+ bytes are needed"):
         _pull(shop)
     assert _parts(shop) == []
+
+
+def test_a_manifest_cannot_lead_outside(shop: Path) -> None:
+    _forge(shop, "1", FileFact(bytes=0, sha256=hashlib.sha256().hexdigest()), announced=None, path="../../../evil.txt")
+    with pytest.raises(DamagedArtifact, match="cannot be a file of an artifact"):
+        _pull(shop)
+    assert not (shop / "evil.txt").exists()
 
 
 def test_failing_pulls_leave_one_unfinished_artifact(shop: Path) -> None:
