@@ -27,12 +27,12 @@ _KINDS = {TARGETS: "target", COMMANDS: "command", DRAFTERS: "drafter", KV_SCORER
 
 def target_names() -> list[str]:
     """Return the names of all installed targets."""
-    return sorted({entry.name for entry in _installed(TARGETS)})
+    return sorted({entry.name for entry in installed(TARGETS)})
 
 
 def load_target(name: str) -> Target:
     """Return the target `name`. This imports no vendor library."""
-    entries = [entry for entry in _installed(TARGETS) if entry.name == name]
+    entries = [entry for entry in installed(TARGETS) if entry.name == name]
     if not entries:
         raise UnknownName("target", name, target_names())
     from edgekit.contracts.target import Target
@@ -51,13 +51,13 @@ def load_target(name: str) -> Target:
 
 def installed_commands() -> dict[str, EntryPoint]:
     """Return every command that a package adds, keyed by name. A package cannot replace a command of edgekit."""
-    found = sorted(_installed(COMMANDS), key=is_of_edgekit)
+    found = sorted(installed(COMMANDS), key=is_of_edgekit)
     return {entry.name: entry for entry in found}
 
 
 def added_names(group: str) -> list[str]:
     """Return the names of what packages add to `group`, without importing it."""
-    return [entry.name for entry in _installed(group)]
+    return [entry.name for entry in installed(group)]
 
 
 def load_added(group: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def is_of_edgekit(entry: EntryPoint) -> bool:
 
 def foreign_package_in(error: BaseException) -> str:
     """Name what another package adds, a target or command or method, that `error` passed through; else nothing."""
-    entries = [(kind, entry) for group, kind in _KINDS.items() for entry in _installed(group)]
+    entries = [(kind, entry) for group, kind in _KINDS.items() for entry in installed(group)]
     own = {"edgekit", *(entry.module.partition(".")[0] for _, entry in entries if is_of_edgekit(entry))}
     foreign = {entry.module: f"{kind} {entry.name}" for kind, entry in entries}
     frames = traceback.walk_tb(error.__traceback__)
@@ -99,10 +99,11 @@ def foreign_package_in(error: BaseException) -> str:
 
 def load_own(group: str) -> Any:
     """Load what edgekit itself adds to `group`; another package cannot put its own there."""
-    return next(entry for entry in _installed(group) if is_of_edgekit(entry)).load()
+    return next(entry for entry in installed(group) if is_of_edgekit(entry)).load()
 
 
-def _installed(group: str) -> tuple[EntryPoint, ...]:
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. Python's path is read once."""
     return _entry_points(group, tuple(sys.path))
 
 

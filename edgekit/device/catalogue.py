@@ -9,7 +9,6 @@ import difflib
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,6 +17,7 @@ from edgekit.common.files import user_profiles
 from edgekit.common.parsing import read_yaml
 from edgekit.contracts.device import THIS, THIS_CPU, DeviceProfile
 from edgekit.errors import InvalidInput, UnknownName, quote_short
+from edgekit.plugins import installed
 
 PROFILE_ENDINGS = (".yaml", ".yml")
 
@@ -57,8 +57,8 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Traversable]:
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"{folder}: is not a folder of profiles; check the path")
-    installed = (files(entry.value) for entry in entry_points(group="edgekit.profiles"))
-    for path in (*folders, user_profiles(), builtin_folder(), *installed):
+    packaged = (files(entry.value) for entry in installed("edgekit.profiles"))
+    for path in (*folders, user_profiles(), builtin_folder(), *packaged):
         for file in _yaml_files(path):
             profiles.setdefault(file.name.rpartition(".")[0], file)
     return profiles
