@@ -7,7 +7,7 @@ from functools import lru_cache
 from edgekit.common.units import KIB, MIB, show_bytes
 from edgekit.contracts.memory import LayerArrays, MemoryLoad, Term, sized, usual_terms
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import Recipe, tensors_alike
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes
 from edgekit.contracts.stored_weights import by_rows_bytes, layer_table, stored_weight_bytes, tensor_bytes
 from edgekit.contracts.token_costs import CacheFormat
@@ -135,11 +135,9 @@ def _largest_copied_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) 
         return _PACKING_BYTES
     most, values_only = 0.0, facts.model_copy(update={"scale_bits": 0, "bias_bits": 0})
     in_file = layer_table(model).module if by_rows_bytes(model, recipe, facts) else None
-    for tensor in model.tensors():
+    for tensor, stored, _ in tensors_alike(model, recipe):
         if tensor.role != "norm" and tensor.module != in_file:
-            whole, values = (
-                tensor_bytes(tensor.shape, recipe.format_of(tensor), each) for each in (facts, values_only)
-            )
+            whole, values = (tensor_bytes(tensor.shape, stored, each) for each in (facts, values_only))
             copied = values + (whole - values) * _OPENING_SCALE_SHARE
             most = max(most, min(copied, SLICE_BYTES) if tensor.role in ("embedding", "head") else copied)
     return round(most)

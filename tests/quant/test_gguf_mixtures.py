@@ -19,7 +19,7 @@ from engines import llamacpp_model
 
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.recipe import GGUF_BLOCKS, GGUF_RECIPES, Format, named_recipe
+from edgekit.contracts.recipe import GGUF_BLOCKS, GGUF_RECIPES, Format, _by_name, named_recipe
 from edgekit.contracts.stored_weights import stored_weight_bytes
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, TargetMissing
@@ -55,6 +55,9 @@ def test_finer_layers_are_those_of_llamacpp() -> None:
     from edgekit.quant.gguf_mixtures import _is_finer
 
     assert [index for index in range(18) if _is_finer(index, 18)] == [0, 1, 4, 7, 10, 13, 15, 16, 17]
+    rules = mixture_of(shapes.spec_of(shapes.LLAMA_32_1B), named_recipe("gguf-q4_k_m")).rules
+    matched = [pattern for _, pattern in _by_name(rules).patterns]
+    assert len(rules) > 10 and matched == ["*embed_tokens*"], "the rules of layers are found by their ends"
 
 
 def test_narrow_rows_take_the_types_that_llamacpp_falls_back_to() -> None:

@@ -123,8 +123,8 @@ def test_every_target_packs_the_integers_of_mixed_layers(tmp_path: Path, target:
 def test_the_first_rule_that_matches_wins() -> None:
     """Rules with and without wildcards in any order give what matching one after the other gives."""
     s4, other = Format(kind="s4", group=32), Format(kind="float16")
-    patterns = ["layers.1.up", "*.up", "layers.1.up", "layers.[12].gate", "layers.2.gate", "layer?.3.up", "*"]
-    formats = [S8, s4, other, s4, S8, other, S8]
+    patterns = ["layers.1.up", "*.up", "layers.1.up", "layers.[12].gate", "*.2.gate", "layer?.3.up", "*2.up", "*"]
+    formats = [S8, s4, other, s4, S8, other, s4, S8]
     names = ["layers.1.up", "layers.2.up", "layers.1.gate", "layers.2.gate", "layers.3.gate", "layers.3.up"]
     for start in range(len(patterns)):
         rules = tuple(
