@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import fuzzing
 import gguf_mutations
+import published
 import pytest
 import runtimes
 import safetensors_files
@@ -30,7 +31,7 @@ import tiny_models
 from certificates import Keys
 from configs import TINY, write_config
 from edgekit_onnx.audit import audit
-from fake_artifacts import install
+from fake_artifacts import install, make_artifact
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
 from quantised_folders import LAYOUTS
@@ -40,7 +41,8 @@ from tokenizers import Tokenizer
 import edgekit
 import edgekit.runtime.open as open_module
 from edgekit.apps.bench.machine import Machine
-from edgekit.apps.delivery import signing
+from edgekit.apps.delivery import fetching, publish, pull, signing, site_index
+from edgekit.apps.delivery.publish import read_site
 from edgekit.apps.lab.report import junit, report_of, rows_of
 from edgekit.apps.lab.store import AttemptEnd, LabStore
 from edgekit.artifact import artifact
@@ -272,7 +274,7 @@ class ModelFolders(fuzzing.JsonFormat):
         weight_map = dict.fromkeys(read_header(self._folder / "model.safetensors"), "model.safetensors")
         (self._folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         for path in sorted(self._folder.rglob("*")):
-            if path.suffix in (".json", ".jinja"):
+            if path.suffix in (".json", ".jinja") or path.parent.name == "adapter":
                 self.add(path)
 
     def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
@@ -315,6 +317,22 @@ class Signatures(fuzzing.JsonFormat):
 
     def read(self, path: Path) -> None:
         signing.check_signature({"index.json": b"{}"}, self._root, signature=path.read_bytes())
+
+
+class Sites(fuzzing.JsonFormat):
+    """The index of a site, which a publisher continues and an installation pulls from."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._device, artifact = published.device_profile(folder), make_artifact(folder / "artifact")
+        for release in ("1", "2"):
+            publish([artifact], folder / "site", release=release, rollout=0.9)
+        self.add(folder / "site" / site_index.INDEX)
+
+    def read(self, path: Path) -> None:
+        read_site(path.parent)
+        with tempfile.TemporaryDirectory() as app, patch.object(fetching, "_FIRST_WAIT_S", 0.0):
+            pull(path.parent.as_uri(), Path(app) / "app", device=self._device, allow=("file",))
 
 
 class Answers(fuzzing.JsonFormat):
@@ -522,6 +540,7 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "tokenizer": Tokenizers,
     "model-folder": ModelFolders,
     "signature": Signatures,
+    "site": Sites,
     "answer": Answers,
     "gguf": gguf_mutations.GgufFormat,
 }

@@ -131,13 +131,6 @@ def test_an_unknown_target_lists_the_known_ones(tmp_path: Path, monkeypatch: pyt
         edgekit.open(folder)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "fake.json"])
-def test_a_damaged_artifact_is_refused(artifact: Path, name: str) -> None:
-    (artifact / name).write_bytes(b"{}")
-    with pytest.raises(InvalidInput):
-        edgekit.open(artifact)
-
-
 def test_chat_options_belong_to_a_chat(runtime: edgekit.Runtime) -> None:
     with pytest.raises(InvalidInput, match="tools: belongs to a chat"):
         runtime.submit("the cat", tools=[TOOL])
