@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from edgekit.apps.bench.measurement import CaseResult, Metric, Summary, Trial
 
@@ -15,15 +19,7 @@ _EXACT_RANKS = 12
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which `share` of the values lie, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def median(values: Sequence[float]) -> float:
-    return percentile(values, 0.5)
+    return float(np.quantile(values, share))
 
 
 def summary_of(values: Sequence[float]) -> Summary:
@@ -121,15 +117,13 @@ def differ(one: Sequence[float], other: Sequence[float]) -> float:
     return math.erfc(max(0.0, far - 0.5) / deviation / math.sqrt(2))
 
 
-def _rank_sums(n: int, m: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def _rank_sums(n: int, m: int) -> tuple[int, ...]:
     """Return the distribution of the Mann-Whitney U: item u is the number of orders of n and m values with U = u."""
-    table = [[[1]] * (m + 1)] + [[[1]] + [[0]] * m for _ in range(n)]
-    for i in range(1, n + 1):
-        for j in range(1, m + 1):
-            ways = [0] * (i * j + 1)
-            for value, count in enumerate(table[i - 1][j]):
-                ways[value + j] += count
-            for value, count in enumerate(table[i][j - 1]):
-                ways[value] += count
-            table[i][j] = ways
-    return table[n][m]
+    if n == 0 or m == 0:
+        return (1,)
+    # The largest value is one of the n, which is above all of the m, or one of the m.
+    ways = [0] * m + list(_rank_sums(n - 1, m))
+    for value, count in enumerate(_rank_sums(n, m - 1)):
+        ways[value] += count
+    return tuple(ways)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from edgekit.apps.bench.eval.evaluation import Evaluation
 from edgekit.apps.bench.measurement import CaseResult, Measurement, Metric
 from edgekit.apps.bench.report.compare import Comparison
 from edgekit.apps.bench.report.results import Report
-from edgekit.apps.bench.statistics import median, shown_summary
+from edgekit.apps.bench.statistics import shown_summary
 from edgekit.common.units import show_bytes
+
+_AT_ONCE, _MATRICES = "all at once tok/s", "of matrix speed"  # columns that few reports have
 
 
 class Table(NamedTuple):
@@ -20,6 +23,17 @@ class Table(NamedTuple):
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+
+
+def table_of(title: str, rows: Iterable[Mapping[str, str]], note: str = "", *, optional: Container[str] = ()) -> Table:
+    """Return a table of rows, which have their cells by column; columns of `optional` without a cell are left out."""
+    cells = list(rows)
+    head = [column for column in (cells[0] if cells else ()) if column not in optional or _is_filled(cells, column)]
+    return Table(title, tuple(head), tuple(tuple(row[column] for column in head) for row in cells), note)
+
+
+def _is_filled(rows: Sequence[Mapping[str, str]], column: str) -> bool:
+    return any(row[column] for row in rows)
 
 
 def number(value: float) -> str:
@@ -36,7 +50,11 @@ def size(count: int | None) -> str:
 
 
 def tables(report: Report, *, brief: bool = False) -> Iterator[Table]:
-    """Return every table of the report, speed first. `brief`: without memory by class and conditions."""
+    """Return the tables of the report that have a row, speed first. `brief`: no memory by class, and no conditions."""
+    yield from (table for table in _tables(report, brief) if table.rows)
+
+
+def _tables(report: Report, brief: bool) -> Iterator[Table]:
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for workload in workloads:
         yield speed_table([one for one in report.measurements if one.workload == workload], workload)
@@ -60,69 +78,55 @@ def tables(report: Report, *, brief: bool = False) -> Iterator[Table]:
 
 
 def speed_table(measurements: Sequence[Measurement], workload: str) -> Table:
-    rows = []
-    for one in measurements:
-        for case in one.cases:
-            rows.append((f"{one.subject.name}", case.case, *_speeds(one, case)))
-    head: tuple[str, ...] = (
-        "subject", "case", "prefill tok/s", "decode tok/s", "predicted", "first token", "gap p50", "gap p99",
-        "of read bandwidth", "trials",
-    )  # fmt: skip
+    rows = [_speeds(one, case) for one in measurements for case in one.cases]
     note = (
         "Medians; ± is half of the range of undisturbed trials, ~ a median of disturbed ones. Predictions are for the "
         "plan's device, with its cache half full. A gap is the time between two tokens: half of all gaps are "
         "shorter than p50, 99 % are shorter than p99. Of read bandwidth: bytes that decoding read, over what this "
         "machine can read in the same time."
     )
-    if any(one.subject.sequences > 1 for one in measurements):
-        pairs = [(one, case) for one in measurements for case in one.cases]
-        head = (*head[:4], "all at once tok/s", *head[4:])
-        rows = [(*row[:4], _at_once(*pair), *row[4:]) for row, pair in zip(rows, pairs, strict=True)]
+    if _is_filled(rows, _AT_ONCE):
         note += " Decode is of one request; all at once: the tokens of all requests over the time until the last ended."
-    if any(case.matrix_share is not None for one in measurements for case in one.cases):
-        shares = [_share(case.matrix_share) for one in measurements for case in one.cases]
-        head = (*head[:-1], "of matrix speed", head[-1])
-        rows = [(*row[:-1], share, row[-1]) for row, share in zip(rows, shares, strict=True)]
+    if _is_filled(rows, _MATRICES):
         note += (
             " Of matrix speed: operations of prefill without the head, over those of float32 products here in "
             "the same time; kernels for int8 and bfloat16 can exceed it."
         )
-    return Table(f"Speed: {workload}", head, tuple(rows), note)
+    return table_of(f"Speed: {workload}", rows, note, optional=(_AT_ONCE, _MATRICES))
 
 
-def _at_once(one: Measurement, case: CaseResult) -> str:
-    ran = case.trials and one.status != "failed" and not case.refused
-    return (
-        f"{one.subject.sequences}: {_rate(case, 'together_tokens_per_s')}" if ran and one.subject.sequences > 1 else ""
-    )
+def _speeds(one: Measurement, case: CaseResult) -> dict[str, str]:
+    has_run = not case.refused and one.status != "failed"
+    ran = case if has_run else case.model_copy(update={"trials": (), "summary": {}, "roofline": None})
+    users = one.subject.sequences
+    return {
+        "subject": one.subject.name,
+        "case": case.case,
+        "prefill tok/s": _rate(ran, "prefill_tokens_per_s"),
+        "decode tok/s": _rate(ran, "decode_tokens_per_s"),
+        _AT_ONCE: f"{users}: {_rate(ran, 'together_tokens_per_s')}" if ran.trials and users > 1 else "",
+        "predicted": number(one.predicted.decode_tokens_per_s) if one.predicted else "",
+        "first token": _time(ran, "first_token_s"),
+        "gap p50": _time(ran, "gap_p50_s"),
+        "gap p99": _time(ran, "gap_p99_s"),
+        "of read bandwidth": _share(ran.roofline),
+        _MATRICES: _share(case.matrix_share),
+        "trials": _trials(case) if has_run else f"refused: {case.refused}" if case.refused else f"failed: {one.why}",
+    }
 
 
-def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
-    predicted = number(one.predicted.decode_tokens_per_s) if one.predicted else ""
-    if case.refused or one.status == "failed":
-        why = case.refused or one.why
-        return ("", "", predicted, "", "", "", "", f"refused: {why}" if case.refused else f"failed: {why}")
+def _trials(case: CaseResult) -> str:
+    """Return the number of valid trials, what disturbed the others, and what drafting and prefixes saved."""
     disturbed = [trial.invalid for trial in case.trials if trial.invalid]
-    valid = len(case.trials) - len(disturbed)
-    counted = f"{valid}" + (f" ({_counts(disturbed)})" if disturbed else "")
-    proposed = sum(request.proposed for trial in case.trials for request in trial.requests)
+    requests = [request for trial in case.trials for request in trial.requests]
+    counted = f"{len(case.trials) - len(disturbed)}" + (f" ({_counts(disturbed)})" if disturbed else "")
+    proposed = sum(request.proposed for request in requests)
     if proposed:
-        accepted = sum(request.accepted for trial in case.trials for request in trial.requests)
-        counted += f"; {accepted / proposed:.0%} of drafted tokens accepted"
-    cached = sum(request.cached_tokens for trial in case.trials for request in trial.requests)
+        counted += f"; {sum(request.accepted for request in requests) / proposed:.0%} of drafted tokens accepted"
+    cached = sum(request.cached_tokens for request in requests)
     if cached:
-        prompts = sum(request.prompt_tokens for trial in case.trials for request in trial.requests)
-        counted += f"; {cached / prompts:.0%} of prompt tokens were cached"
-    return (
-        _rate(case, "prefill_tokens_per_s"),
-        _rate(case, "decode_tokens_per_s"),
-        predicted,
-        _time(case, "first_token_s"),
-        _time(case, "gap_p50_s"),
-        _time(case, "gap_p99_s"),
-        _share(case.roofline),
-        counted,
-    )
+        counted += f"; {cached / sum(request.prompt_tokens for request in requests):.0%} of prompt tokens were cached"
+    return counted
 
 
 def _share(value: float | None) -> str:
@@ -154,60 +158,58 @@ def speculation_table(measurements: Sequence[Measurement]) -> Table:
         return "" if value is None else f"{value:.2f}"
 
     rows = [
-        (
-            one.subject.name,
-            one.workload,
-            kind.name,
-            "on" if drafting.is_on else "off",
-            f"{kind.accepted} of {kind.proposed}",
-            " ".join(f"{rate:.2f}" for rate in kind.acceptance),
-            times(drafting.tokens_per_step),
-            times(drafting.estimated_speed_up),
-            times(drafting.measured_speed_up),
-            size(drafting.draft_bytes),
-            drafting.reason,
-        )
+        {
+            "subject": one.subject.name,
+            "workload": one.workload,
+            "by": kind.name,
+            "at the end": "on" if drafting.is_on else "off",
+            "accepted": f"{kind.accepted} of {kind.proposed}",
+            "by place": " ".join(f"{rate:.2f}" for rate in kind.acceptance),
+            "tokens a step": times(drafting.tokens_per_step),
+            "estimated speed-up": times(drafting.estimated_speed_up),
+            "measured": times(drafting.measured_speed_up),
+            "draft memory": size(drafting.draft_bytes),
+            "why": drafting.reason,
+        }
         for one in measurements
         if (drafting := one.speculation)
         for kind in drafting.proposals
     ]
-    return Table(
+    return table_of(
         "Drafting",
-        ("subject", "workload", "by", "at the end", "accepted", "by place", "tokens a step", "estimated speed-up",
-         "measured", "draft memory", "why"),
-        tuple(rows),
+        rows,
         "By place: the share of first, second, … proposed tokens that were accepted when those before them were. "
         "Speed-up is over plain decoding in the same process, warm-ups and disturbed trials included; of several "
         "processes, the one with the most memory is shown.",
-    )  # fmt: skip
+    )
 
 
 def memory_table(measurements: Sequence[Measurement]) -> Table:
     rows = [
-        (
-            one.subject.name,
-            one.workload,
-            size(one.memory.anonymous_bytes),
-            size(one.predicted.private_bytes if one.predicted else None),
-            _difference(one.memory.anonymous_bytes, one.predicted.private_bytes if one.predicted else None),
-            size(one.memory.peak_bytes),
-            size(one.predicted.total_bytes if one.predicted else None),
-            size(one.memory.pss_bytes),
-            f"{median(one.load_s):.3g} s" if one.load_s else "",
-            f"{one.load_s[0]:.3g} s" if one.load_s else "",
-        )
+        {
+            "subject": one.subject.name,
+            "workload": one.workload,
+            "private": size(one.memory.anonymous_bytes),
+            "predicted private": size(one.predicted.private_bytes if one.predicted else None),
+            "against it": _difference(
+                one.memory.anonymous_bytes, one.predicted.private_bytes if one.predicted else None
+            ),
+            "peak": size(one.memory.peak_bytes),
+            "predicted total": size(one.predicted.total_bytes if one.predicted else None),
+            "PSS": size(one.memory.pss_bytes),
+            "load": f"{median(one.load_s):.3g} s" if one.load_s else "",
+            "first load": f"{one.load_s[0]:.3g} s" if one.load_s else "",
+        }
         for one in measurements
     ]
     counters = ", ".join(dict.fromkeys(one.memory.peak_counter for one in measurements if one.memory.peak_bytes))
-    return Table(
+    return table_of(
         "Memory and loading",
-        ("subject", "workload", "private", "predicted private", "against it", "peak", "predicted total", "PSS", "load",
-         "first load"),
-        tuple(rows),
+        rows,
         f"Of the subject's whole process. Private is RssAnon; peak is {counters or 'not known'} and includes mapped "
         "files of libraries, which the predicted total does not. Predictions are of the artifact as it was opened. "
         "A first load may pack weights for this processor.",
-    )  # fmt: skip
+    )
 
 
 def _difference(measured: int | None, predicted: int | None) -> str:
@@ -219,21 +221,20 @@ def _difference(measured: int | None, predicted: int | None) -> str:
 def classes_table(measurements: Sequence[Measurement]) -> Table:
     """Show predicted and measured memory by class."""
     rows = [
-        (
-            one.subject.name,
-            one.workload,
-            each.name,
-            show_bytes(each.predicted_bytes),
-            "not known separately" if each.measured_bytes is None else show_bytes(each.measured_bytes),
-            "" if each.most_bytes is None else show_bytes(each.most_bytes),
-        )
+        {
+            "subject": one.subject.name,
+            "workload": one.workload,
+            "class": each.name,
+            "predicted": show_bytes(each.predicted_bytes),
+            "measured": "not known separately" if each.measured_bytes is None else show_bytes(each.measured_bytes),
+            "at most": "" if each.most_bytes is None else show_bytes(each.most_bytes),
+        }
         for one in measurements
         for each in one.memory.classes
         if each.predicted_bytes or each.measured_bytes
     ]
-    head = ("subject", "workload", "class", "predicted", "measured", "at most")
     note = "Measured when all requests had ended and caches were empty again; at most: the largest size of a cache."
-    return Table("Memory by class", head, tuple(rows), note)
+    return table_of("Memory by class", rows, note)
 
 
 def formats_table(measurements: Sequence[Measurement]) -> Table:
@@ -249,26 +250,24 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
         engine += f", prefixes up to {show_bytes(info.prefix_bytes)}" if info.prefix_bytes else ""
         kept = f"window {info.window}, {info.sinks} sinks" if info.window else f"{info.context:,} tokens"
         kept += f", by {info.keep}" if info.keep else ""
-        rows[info.name] = (
-            info.name,
-            engine,
-            info.model,
-            info.formats.linears,
-            info.formats.embedding,
-            info.formats.head,
-            f"{info.formats.bits_per_weight:g}",
-            show_bytes(info.formats.file_bytes),
-            f"{kept}, {info.kv_bits} bit" if info.kv_bits else kept,
-            str(info.threads),
-            {True: "yes", False: "no", None: "not compared"}[is_same],
-        )
-    return Table(
+        rows[info.name] = {
+            "subject": info.name,
+            "engine": engine,
+            "model": info.model,
+            "linears": info.formats.linears,
+            "embedding": info.formats.embedding,
+            "head": info.formats.head,
+            "bits a weight": f"{info.formats.bits_per_weight:g}",
+            "files": show_bytes(info.formats.file_bytes),
+            "cache": f"{kept}, {info.kv_bits} bit" if info.kv_bits else kept,
+            "threads": str(info.threads),
+            "same integers": {True: "yes", False: "no", None: "not compared"}[is_same],
+        }
+    return table_of(
         "Subjects",
-        ("subject", "engine", "model", "linears", "embedding", "head", "bits a weight", "files", "cache",
-         "threads", "same integers"),
-        tuple(rows.values()),
+        rows.values(),
         "Same integers: the weights are those of the first artifact, bit for bit, so that only the engines differ.",
-    )  # fmt: skip
+    )
 
 
 def quality_table(evaluations: Sequence[Evaluation]) -> Table:
@@ -278,87 +277,83 @@ def quality_table(evaluations: Sequence[Evaluation]) -> Table:
         if divergence is None:
             continue
         rows.append(
-            (
-                f"{one.target} {one.backend} {one.recipe}",
-                f"{divergence.kl_mean:.3g} ± {divergence.kl_error:.1g}",
-                f"{divergence.kl_median:.3g}",
-                f"{divergence.kl_p999:.3g}",
-                f"{divergence.kl_max:.3g}",
-                f"{divergence.same_top:.2%} ± {divergence.same_top_error:.2%}",
-                f"{divergence.perplexity:.4g}",
-                f"{divergence.reference_perplexity:.4g}",
-                f"{divergence.log_ratio:+.4f} ± {divergence.log_ratio_error:.4f}",
-                f"{one.bits_per_weight:g}",
-                show_bytes(one.file_bytes),
-            )
+            {
+                "artifact": f"{one.target} {one.backend} {one.recipe}",
+                "KL": f"{divergence.kl_mean:.3g} ± {divergence.kl_error:.1g}",
+                "median": f"{divergence.kl_median:.3g}",
+                "99.9 %": f"{divergence.kl_p999:.3g}",
+                "max": f"{divergence.kl_max:.3g}",
+                "same top token": f"{divergence.same_top:.2%} ± {divergence.same_top_error:.2%}",
+                "perplexity": f"{divergence.perplexity:.4g}",
+                "of the reference": f"{divergence.reference_perplexity:.4g}",
+                "ln ratio": f"{divergence.log_ratio:+.4f} ± {divergence.log_ratio_error:.4f}",
+                "bits a weight": f"{one.bits_per_weight:g}",
+                "files": show_bytes(one.file_bytes),
+            }
         )
     first = evaluations[0]
     counted = f"{first.divergence.tokens:,} tokens of " if first.divergence else ""
-    return Table(
+    return table_of(
         "Quality",
-        ("artifact", "KL", "median", "99.9 %", "max", "same top token", "perplexity",
-         "of the reference", "ln ratio", "bits a weight", "files"),
-        tuple(rows),
+        rows,
         f"{counted}{first.text}, windows of {first.window_tokens}, against {first.reference}. ± is one standard error, "
         "paired where two models are compared.",
-    )  # fmt: skip
+    )
 
 
 def tasks_table(evaluations: Sequence[Evaluation]) -> Table:
     rows = [
-        (
-            f"{one.target} {one.backend} {one.recipe}",
-            task.kind,
-            f"{task.right} of {task.asked}",
-            f"{task.share:.1%} ± {task.error:.1%}",
-            task.failures[0] if task.failures else "",
-        )
+        {
+            "artifact": f"{one.target} {one.backend} {one.recipe}",
+            "kind": task.kind,
+            "right": f"{task.right} of {task.asked}",
+            "share": f"{task.share:.1%} ± {task.error:.1%}",
+            "first failure": task.failures[0] if task.failures else "",
+        }
         for one in evaluations
         for task in one.tasks
     ]
-    return Table("Tasks", ("artifact", "kind", "right", "share", "first failure"), tuple(rows))
+    return table_of("Tasks", rows)
 
 
 def checks_table(evaluations: Sequence[Evaluation]) -> Table:
     rows = [
-        (f"{one.target} {one.backend} {one.recipe}", check.what, "same" if check.same else "DIFFERS", check.detail)
+        {
+            "artifact": f"{one.target} {one.backend} {one.recipe}",
+            "what": check.what,
+            "": "same" if check.same else "DIFFERS",
+            "difference": check.detail,
+        }
         for one in evaluations
         if not one.is_sound
         for check in one.checks
     ]
-    return Table("Text to tokens", ("artifact", "what", "", "difference"), tuple(rows))
+    return table_of("Text to tokens", rows)
 
 
 def conditions_table(measurements: Sequence[Measurement]) -> Table:
     """Show the conditions, one run per row; columns that no machine reports are left out."""
-    head = (
-        "workload", "measured at (UTC)", "machine", "system", "load average", "power", "temperature", "core frequency",
-        "memory read before", "after", "versions",
-    )  # fmt: skip
-    rows: dict[tuple[str, ...], None] = {}
-    for one in measurements:
-        now = one.conditions
-        rows[
-            one.workload,
-            now.measured_at.replace("T", " ").removesuffix("Z"),
-            f"{now.machine}, {now.cores} cores, {size(now.ram_bytes)}",
-            now.os,
-            f"{now.load_average:g}" if now.load_average is not None else "",
-            now.power_source or "",
-            f"{now.temperature_c:g} °C" if now.temperature_c is not None else "",
-            f"{now.frequency_mhz:g} MHz" if now.frequency_mhz is not None else "",
-            f"{now.read_gb_s:g} GB/s" if now.read_gb_s else "",
-            f"{now.read_gb_s_after:g} GB/s" if now.read_gb_s_after else "",
-            ", ".join(f"{name} {version}" for name, version in now.versions.items()),
-        ] = None
-    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
-    missing = [head[place] for place in range(len(head)) if place not in kept]
-    return Table(
-        "Conditions",
-        tuple(head[place] for place in kept),
-        tuple(tuple(row[place] for place in kept) for row in rows),
-        f"Not reported by this machine: {', '.join(missing)}." if missing else "",
-    )
+    rows = [
+        {
+            "workload": one.workload,
+            "measured at (UTC)": now.measured_at.replace("T", " ").removesuffix("Z"),
+            "machine": f"{now.machine}, {now.cores} cores, {size(now.ram_bytes)}",
+            "system": now.os,
+            "load average": f"{now.load_average:g}" if now.load_average is not None else "",
+            "power": now.power_source or "",
+            "temperature": f"{now.temperature_c:g} °C" if now.temperature_c is not None else "",
+            "core frequency": f"{now.frequency_mhz:g} MHz" if now.frequency_mhz is not None else "",
+            "memory read before": f"{now.read_gb_s:g} GB/s" if now.read_gb_s else "",
+            "after": f"{now.read_gb_s_after:g} GB/s" if now.read_gb_s_after else "",
+            "versions": ", ".join(f"{name} {version}" for name, version in now.versions.items()),
+        }
+        for one in measurements
+        for now in (one.conditions,)
+    ]
+    missing = [column for column in rows[0] if not _is_filled(rows, column)]
+    note = f"Not reported by this machine: {', '.join(missing)}." if missing else ""
+    different = [row for place, row in enumerate(rows) if row not in rows[:place]]
+    return table_of("Conditions", different, note, optional=missing)
 
 
 def notes_of(report: Report) -> tuple[str, ...]:
