@@ -75,7 +75,7 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
     "lines of the longest function": (77, lambda: max(map(length, functions()))),
     "options of all commands": (284, lambda: options(root, click.Context(root))),
     "`# fmt: skip` in edgekit and targets": (
-        82,
+        81,
         lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
     ),
     "files of less than 40 lines": (47, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),

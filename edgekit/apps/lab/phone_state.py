@@ -24,6 +24,7 @@ ASKED: Mapping[str, str] = {
     "saver": "settings get global low_power",
     "awake": "settings get global stay_on_while_plugged_in",
 }
+_SYSTEM = {"android": "Android", "api": "API", "build": "build"}  # answers that name the system
 _CHARGING = (2, 5)  # BatteryManager: charging, full
 _MOST_TOLD = 200
 
@@ -70,8 +71,7 @@ def phone_state(outputs: Mapping[str, str]) -> PhoneState:
     plugs = re.findall(r"^\s*(?:AC|USB|Wireless|Dock) powered:\s*(true|false)\s*$", battery, re.MULTILINE)
     thermal = re.search(r"Thermal Status:\s*(\d{1,3})\b", outputs.get("thermal", ""))
     screen = re.search(r"mWakefulness=([A-Za-z]{1,20})", outputs.get("screen", ""))
-    release = " ".join(f"{title} {words.get(name, '')}".strip() for name, title in
-                       (("android", "Android"), ("api", "API"), ("build", "build")) if words.get(name))  # fmt: skip
+    release = " ".join(f"{title} {words[name]}" for name, title in _SYSTEM.items() if words.get(name))
     return PhoneState(
         model=f"{words.get('maker', '')} {words.get('model', '')}".strip() or "a phone",
         os=release or "Android",
