@@ -22,18 +22,6 @@ def fake_adapter(place: Path, seed: int) -> Path:
 PROMPT = [5, 6, 7, 8]
 
 
-def test_each_request_of_a_batch_runs_its_own_adapter(tmp_path: Path) -> None:
-    with runtimes.make_runtime(sequences=3) as runtime:
-        base = runtime.complete(PROMPT, max_tokens=12, ignore_eos=True).tokens
-        for seed, name in enumerate(("one", "two"), 1):
-            runtime.load_adapter(name, fake_adapter(tmp_path / name, seed))
-        names = ["one", None, "two"]
-        alone = [runtime.complete(PROMPT, max_tokens=12, ignore_eos=True, adapter=name).tokens for name in names]
-        assert alone[1] == base and len({tuple(tokens) for tokens in alone}) == 3
-        streams = [runtime.submit(PROMPT, max_tokens=12, ignore_eos=True, adapter=name) for name in names]
-        assert [stream.answer().tokens for stream in streams] == alone
-
-
 def test_unknown_adapter_is_refused(tmp_path: Path) -> None:
     with runtimes.make_runtime() as runtime:
         runtime.load_adapter("tone", fake_adapter(tmp_path / "tone", 1))
