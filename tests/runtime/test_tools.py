@@ -111,9 +111,6 @@ def test_a_name_of_many_parts_calls_nothing(count: int) -> None:
     assert parse_tool_calls(text, NAMES).calls == ()
 
 
-NAMES_OF_TOOL_CALL_DELTAS = ("weather", "add")
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=12),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
@@ -123,7 +120,7 @@ VALUES = st.recursive(
 
 def read(text: str, cuts: list[int]) -> tuple[list[ToolCallDelta], list[ToolCall], list[int]]:
     """The deltas and the calls of a text in pieces, and the number of pieces that brought deltas."""
-    reader = ToolCallReader(NAMES_OF_TOOL_CALL_DELTAS, "seed")
+    reader = ToolCallReader(NAMES, "seed")
     deltas: list[ToolCallDelta] = []
     calls: list[ToolCall] = []
     brought = []
