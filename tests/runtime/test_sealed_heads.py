@@ -38,16 +38,11 @@ from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.testing import FixedLengthDrafting
 
 DRAFTED = 270  # of the small tokenizer's tokens, for the part of a checkpoint
-HYBRID: dict[str, Any] = {
-    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
-    "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5,
-    "hidden_act": None, "rms_norm_eps": None, "head_dim": None,
-}  # fmt: skip
 
 
-def made(place: Path, **changed: Any) -> Path:
+def made(place: Path) -> Path:
     """A model and its head in a folder."""
-    spec = open_source(tiny_models.write_tiny(place / "model", **changed)).spec
+    spec = open_source(tiny_models.write_tiny(place / "model")).spec
     write_head(place / "head", spec, LEGACY, layers=(1, 1, 2), draft_vocabulary=spec.vocab_size - 5, embedding=False)
     return place
 
@@ -235,21 +230,6 @@ def test_answers_with_other_caches_are_too(sealed: Sealed, cache: str) -> None:
     prompts = [words(50 + 3 * place, place) for place in range(3)]
     proposed, accepted = check_answers(sealed.artifact, prompts, "everything", **OTHER_CACHES[cache])
     assert accepted > 0 and proposed > accepted
-
-
-@pytest.mark.onnx
-def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    place = made(tmp_path, **HYBRID)
-    artifact = export(planned(place / "model", place / "head"), place / "out")
-    prompts = [words(2 + at % 40, at) for at in range(12)]
-    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
-        assert runtime.engine.capabilities.checkpoint_tokens is not None
-        plain = [runtime.generate(each, max_tokens=12, temperature=4.0, seed=4).tokens for each in prompts]
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
-        streams = [runtime.submit(each, max_tokens=12, temperature=4.0, seed=4) for each in prompts]
-        assert [stream.answer().tokens for stream in streams] == plain
-        assert runtime.metrics().accepted > 0
 
 
 def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(sealed: Sealed) -> None:
