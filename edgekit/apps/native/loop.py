@@ -19,6 +19,7 @@ from edgekit.common.files import home
 from edgekit.common.log import log, slow
 from edgekit.common.machine_facts import machine_key
 from edgekit.common.packages import TARGET_PACKAGES, versions_of
+from edgekit.common.units import show_bytes
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
@@ -27,6 +28,7 @@ from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
 _EXECUTORCH = "executorch"  # the target
 _PACKED = "weights"  # in its folder of the cache
+_WEIGHTS, _PACKED_SHARE = "weights.bin", 3  # of an artifact, and bytes of packed weights by its bytes, at most
 _ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorch's wheel
 
 
@@ -129,14 +131,18 @@ def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | 
 
     Where they lie, `edgekit.open` keeps its own.
     """
-    limit = packed_limit()
-    if limit == 0:
+    limit, needed = packed_limit(), _PACKED_SHARE * (artifact / _WEIGHTS).stat().st_size
+    if needed > limit:
+        log.info("packed weights would take %s, EDGEKIT_PACKED allows %s", show_bytes(needed), show_bytes(limit))
         return None, None
     manifest = (artifact / MANIFEST).read_bytes()
     versions = f"{API_VERSION} {versions_of(TARGET_PACKAGES['onnx'])} {machine_key()}"
     key = hashlib.sha256(manifest + versions.encode()).hexdigest()
 
+    store = ContentStore(home() / "packed")
+
     def make(folder: Path) -> None:
+        store.keep_within(limit - needed, spare=key)
         slow.info("packing the weights of %s for this processor, once; later openings map them", artifact.name)
         arguments = [str(each) for each in (library, artifact.resolve(), folder / _PACKED)]
         done = subprocess.run([sys.executable, "-P", "-m", __name__, *arguments], capture_output=True, check=False)
@@ -145,7 +151,7 @@ def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | 
         (folder / "model.txt").write_text(f"{artifact.name} for the native library")
 
     try:
-        folder, hold = ContentStore(home() / "packed", limit).hold(key, make, lambda entry: None)
+        folder, hold = store.hold(key, make, lambda entry: None)
     except (OSError, EdgekitError) as error:
         log.warning("the weights cannot be packed, and are copied instead: %s", error)
         return None, None
