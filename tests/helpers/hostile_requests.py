@@ -1,7 +1,7 @@
 """Hostile requests against a server of the fake engine: `python tests/helpers/hostile_requests.py --count 20000`.
 
 Each is made from a seed: bodies with values of wrong kinds, damaged JSON, strange headers and methods. No answer may
-have a status of 500 or more but 501 and 503, and every refusal must have the form of its API.
+have a status of 500 or more but 501, 503 and 504, and every refusal must have the form of its API.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRANGE: list[Any] = [
     "http://127.0.0.1:1/", "{{ 7 * 7 }}", [], [None], [[[]]], {}, {"": ""}, {"$ref": "#"}, {"type": "x" * 300},
     ["x"] * 300, {"a": {"b": {"c": [1, {"d": 2}]}}},
 ]  # fmt: skip
-ALLOWED = frozenset({501, 503})
+ALLOWED = frozenset({501, 503, 504})  # a text in a window may have no end but the server's limit
 
 
 class Described:
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
-    with serving(ollama=True) as served:
+    with serving(ollama=True, timeout_s=5.0) as served:
         statuses, complaints = attack(served.url, range(given.first, given.first + given.count))
         left = served.service.admission.active
     print(dict(statuses), f"{left} answers left", *complaints[:20], sep="\n")  # noqa: T201
