@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from edgekit.contracts.neutral import NeutralWeights
 
 STEPS_FILE = "kv-steps.safetensors"
-_FORMER_STEPS_FILE = "cache-steps.safetensors"  # of older versions: float32, a tensor for each layer's keys and values
 BITS = 8
 LARGEST = 127
 MARGIN = 1.5
@@ -104,18 +103,15 @@ def write_steps(folder: Path, steps: Steps) -> None:
 
 def read_steps(folder: Path, model: ModelSpec) -> Steps | None:
     """Read the steps; None where the artifact has none, so that its cache cannot be 8-bit."""
-    readers = {STEPS_FILE: _read_codes, _FORMER_STEPS_FILE: _read_floats}
-    for name, read in readers.items():
-        path = folder / name
-        if not path.exists() and not path.is_symlink():
-            continue
-        regular_file(path)
-        try:
-            with TensorFolder.open(path) as tensors:
-                return read(path, tensors, model)
-        except InvalidInput as error:
-            raise DamagedArtifact(f"{error}; export the artifact again") from error
-    return None
+    path = folder / STEPS_FILE
+    if not path.exists() and not path.is_symlink():
+        return None
+    regular_file(path)
+    try:
+        with TensorFolder.open(path) as tensors:
+            return _read_codes(path, tensors, model)
+    except InvalidInput as error:
+        raise DamagedArtifact(f"{error}; export the artifact again") from error
 
 
 def _codes(steps: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -133,24 +129,6 @@ def _read_codes(path: Path, tensors: TensorFolder, model: ModelSpec) -> Steps:
     parts = np.split(_STEP_OF[codes], np.cumsum(sizes)[:-1])
     arrays = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
     return tuple(zip(arrays[::2], arrays[1::2], strict=True))
-
-
-def _read_floats(path: Path, tensors: TensorFolder, model: ModelSpec) -> Steps:
-    if len(tensors.entries) != 2 * len(model.layers):
-        raise DamagedArtifact(f"{path}: has {len(tensors.entries)} tensors for {len(model.layers)} layers")
-    return tuple(_read_layer(path, tensors, index, layer) for index, layer in enumerate(model.layers))
-
-
-def _read_layer(path: Path, tensors: TensorFolder, index: int, layer: Layer) -> tuple[Any, Any]:
-    steps = []
-    for kind in ("key", "value"):
-        array = np.array(tensors.array(f"{index}.{kind}"))
-        if array.dtype != np.float32 or array.shape != _shape(layer) or not (0 < array.min() <= array.max() < np.inf):
-            raise DamagedArtifact(
-                f"{path}: {index}.{kind} holds no steps of {_shape(layer)}; export the artifact again"
-            )
-        steps.append(array)
-    return steps[0], steps[1]
 
 
 def inputs_of(steps: Steps) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 # By bits of the cache; a window that is left out makes it 0.5.
 NEAR = {32: 0.0, 16: 0.01, 8: 0.05}
-KINDS, FORMER = ("key", "value"), "cache-steps.safetensors"
 
 
 def distance(fp32: np.ndarray[Any, Any], int8: np.ndarray[Any, Any]) -> float:
@@ -136,18 +135,6 @@ def rewrite(path: Path, dtype: str, arrays: dict[str, Any]) -> None:
         writer.seal()
 
 
-def write_former_steps(made: Model) -> dict[str, Any]:
-    """Replace the steps by a file as older versions wrote it."""
-    steps = read_steps(made.files, made.plan.model)
-    assert steps is not None
-    (made.files / STEPS_FILE).unlink()
-    arrays = {
-        f"{index}.{kind}": array for index, pair in enumerate(steps) for kind, array in zip(KINDS, pair, strict=True)
-    }
-    rewrite(made.files / FORMER, "F32", arrays)
-    return arrays
-
-
 @pytest.mark.parametrize("damage", ["shape", "missing", "extra", "floats", "cut", "link"])
 def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
     made = onnx_model("llama").copied(tmp_path)
@@ -164,36 +151,6 @@ def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
         arrays = {"steps" if changed is not None else "other": steps if changed is None else changed}
         rewrite(path, "F32" if damage == "floats" else "U8", arrays | ({"more": steps} if damage == "extra" else {}))
     with pytest.raises(DamagedArtifact, match=r"export the artifact again|its own"):
-        made.open()
-
-
-def test_steps_of_an_older_version_give_the_same_numbers(tmp_path: Path) -> None:
-    made = onnx_model("llama").copied(tmp_path)
-
-    def logits() -> Any:
-        engine = made.open()
-        state = engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=8))
-        (found,) = engine.forward([Chunk(state, [3, 4, 5, 6], 1)])
-        engine.close()
-        return np.array(found)
-
-    before = logits()
-    write_former_steps(made)
-    np.testing.assert_array_equal(logits(), before)
-
-
-@pytest.mark.parametrize("damage", ["zero", "shape", "missing", "extra"])
-def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: str) -> None:
-    made = onnx_model("llama").copied(tmp_path)
-    arrays = write_former_steps(made)
-    first = arrays["0.key"]
-    changed = {"zero": {"0.key": first * 0}, "shape": {"0.key": first.T}, "extra": {"9.key": first}, "missing": {}}
-    arrays |= changed[damage]
-    if damage == "missing":
-        del arrays["1.value"]
-    (made.files / FORMER).unlink()
-    rewrite(made.files / FORMER, "F32", arrays)
-    with pytest.raises(DamagedArtifact, match="export the artifact again"):
         made.open()
 
 
