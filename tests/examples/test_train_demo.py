@@ -21,7 +21,6 @@ from edgekit.quant import reference_decoder as decoder
 
 pytestmark = pytest.mark.quantize
 
-ROOT = Path(__file__).parents[2]
 STEPS, WINDOWS, LENGTH = 40, 8, 64
 FUNCTION = '''def {verb}_{noun}({noun}, limit={limit}):
     """Return the {noun} of the list, {verb}ed up to the limit of {limit}."""

@@ -34,32 +34,6 @@ class StoppedError(Exception):
     pass
 
 
-def text(count: int = 8, length: int = 24, vocabulary: int = 160) -> Calibration:
-    """Tokens that follow each other by a rule."""
-    rows = tuple(
-        tuple(3 + (seed * 7 + step * step) % (vocabulary - 3) for step in range(length)) for seed in range(count)
-    )
-    fact = CalibrationFact(sha256="0" * 64, description="a rule", sequences=count, tokens=count * length)
-    return Calibration(rows, fact)
-
-
-def made(folder: Path, calibration: Calibration, recipe: str = "s4-g32", **options: Any) -> NeutralWeights:
-    return neutral_weights(
-        folder / "model",
-        named_recipe(recipe),
-        calibration=calibration,
-        store=ContentStore(folder / options.pop("store", "store")),
-        **options,
-    )
-
-
-def floats_of(folder: Path) -> Any:
-    """Return a reader of the float model's rows."""
-    spec, stored = models.spec_of(folder), TensorFolder.open(folder)
-    tensors = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in spec.tensors()}
-    return lambda name, rows=None: tensors[name] if rows is None else tensors[name][rows]
-
-
 RECIPE = named_recipe("s4-g32-smooth")
 
 
