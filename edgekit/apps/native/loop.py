@@ -138,7 +138,6 @@ def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | 
     manifest = (artifact / MANIFEST).read_bytes()
     versions = f"{API_VERSION} {versions_of(TARGET_PACKAGES['onnx'])} {machine_key()}"
     key = hashlib.sha256(manifest + versions.encode()).hexdigest()
-
     store = ContentStore(home() / "packed")
 
     def make(folder: Path) -> None:

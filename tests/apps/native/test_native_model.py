@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from manifests import change_manifest
 from native_answers import REPEATED, tokens_of, with_plan
 
 import edgekit
+from edgekit.apps.native.build import SOURCES, run
 from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import file_sha256
@@ -389,3 +393,29 @@ def test_weights_are_packed_only_where_nothing_else_lies(
         library.pack(demo_artifact, tmp_path / "mine.txt")
     with pytest.raises(InvalidInput, match="has no packed weights"):
         library.open(demo_artifact, packed=tmp_path)
+
+
+_HASH = """
+#include <cstring>
+#include "sha256.h"
+extern "C" void hash(const char* data, size_t size, int may_be_fast, char* out) {
+  edgekit::Sha256 made(may_be_fast != 0);
+  made.update(data, size / 3);
+  made.update(data + size / 3, size - size / 3);
+  std::strcpy(out, made.hex().c_str());
+}
+"""
+
+
+def test_hashes_are_those_of_python_by_plain_instructions_and_by_the_processors_own(tmp_path: Path) -> None:
+    (tmp_path / "hash.cpp").write_text(_HASH)
+    sources = [tmp_path / "hash.cpp", SOURCES / "src/sha256.cpp"]
+    run(os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", f"-I{SOURCES / 'src'}", *sources,
+        "-o", tmp_path / "hash.so")  # fmt: skip
+    hash_of, out = ctypes.CDLL(str(tmp_path / "hash.so")).hash, ctypes.create_string_buffer(65)
+    hash_of.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
+    for size in (0, 1, 55, 56, 63, 64, 65, 119, 128, 192, 1000, 100_000):
+        data = random.Random(size).randbytes(size)
+        for may_be_fast in (0, 1):
+            hash_of(data, size, may_be_fast, out)
+            assert out.value.decode() == hashlib.sha256(data).hexdigest(), size
