@@ -79,7 +79,7 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
         lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
     ),
     "files of less than 40 lines": (47, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
-    "lines of tests": (47_624, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
+    "lines of tests": (47_627, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
     "files of documentation": (
         54,
         lambda: sum(

@@ -21,7 +21,7 @@ from native_answers import REPEATED, tokens_of, with_plan
 
 import edgekit
 from edgekit.apps.native.build import SOURCES, run
-from edgekit.apps.native.library import NativeLibrary, NativeModel
+from edgekit.apps.native.library import NativeLibrary, NativeModel, onnxruntime_library
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import file_sha256
 from edgekit.common.footprint import footprint
@@ -391,6 +391,9 @@ def test_weights_are_packed_only_where_nothing_else_lies(
     assert (tmp_path / "mine.txt").read_text() == "keep this"
     with pytest.raises(InvalidInput, match="cannot be"):
         library.pack(demo_artifact, tmp_path / "mine.txt")
+    places = [str(each).encode() for each in (demo_artifact, onnxruntime_library(), f"{tmp_path}/p/")]
+    assert library.functions.edgekit_pack(*places) == 0
+    library.open(demo_artifact, packed=tmp_path / "p").close()
     with pytest.raises(InvalidInput, match="has no packed weights"):
         library.open(demo_artifact, packed=tmp_path)
 

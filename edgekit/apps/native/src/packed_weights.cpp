@@ -41,7 +41,7 @@ constexpr TokenId kProbe[] = {0, 1, 2};
 // The numbers of fields in onnx.proto.
 constexpr uint32_t kModelGraph = 7, kGraphInitializer = 5, kTensorExternal = 13, kEntryKey = 1, kEntryValue = 2;
 
-// What kernels choose the layout of packed weights by.
+// What kernels choose the layout of packed weights by: not by the kind of a core, since cores that sleep are not listed.
 std::string processor() {
 #ifdef __APPLE__
   std::string found;
@@ -56,7 +56,7 @@ std::string processor() {
   std::set<std::string> lines;
   std::ifstream cores("/proc/cpuinfo");
   for (std::string line; std::getline(cores, line);) {
-    for (const char* name : {"flags", "Features", "model name", "CPU part"}) {
+    for (const char* name : {"flags", "Features"}) {
       if (line.rfind(name, 0) == 0) lines.insert(line);
     }
   }
@@ -239,7 +239,9 @@ void pack_weights(const Artifact& artifact, const Plan& plan, const std::string&
   const auto runtime = OnnxRuntime::load(library);
   if (is_packed(folder, key_of(artifact, plan, runtime->version()))) return;
   try {
-    const fs::path place = fs::absolute(folder), part = place.string() + ".part";
+    fs::path place = fs::absolute(folder).lexically_normal();
+    if (!place.has_filename()) place = place.parent_path();  // it was given with a slash at its end
+    const fs::path part = place.string() + ".part";
     remove_packed(place);
     remove_packed(part);  // of a process that was killed
     fs::create_directories(part);
