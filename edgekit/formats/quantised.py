@@ -117,7 +117,7 @@ class QuantisedTensors(DerivedTensors):
             return minima is None or np.array_equal(minima, scales * np.float32(-(1 << (matrix.bits - 1))))
 
     def _groups(self, matrix: _Matrix, rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return the scales and minima [rows, groups]; a zero point adds itself times the scale, less than nothing."""
+        """Return the scales and minima [rows, groups]; the minimum of a zero point is -zero point × scale."""
         scales = self._layout.scales(self._folder, matrix, rows)
         if matrix.zeros is None:
             return scales, None
