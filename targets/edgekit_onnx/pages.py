@@ -37,15 +37,17 @@ def anonymous(size: int) -> mmap.mmap:
 
 def forget_pages(folder: Path) -> int:
     """Release every clean page of files in `folder`; return the bytes of their mappings."""
+    if sys.platform == "win32":
+        return 0
     try:
-        advise, unneeded = ctypes.CDLL(None, use_errno=True).madvise, mmap.MADV_DONTNEED
-    except (OSError, AttributeError, TypeError):  # Windows finds no library without a name
+        advise = ctypes.CDLL(None, use_errno=True).madvise
+    except (OSError, AttributeError):
         return 0
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     released = 0
     for mapping in mappings_of(folder):
         size = mapping.stop - mapping.start
-        if mapping.is_clean and advise(mapping.start, size, unneeded) == 0:
+        if mapping.is_clean and advise(mapping.start, size, mmap.MADV_DONTNEED) == 0:
             released += size
     return released
 
