@@ -69,7 +69,7 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of Python in edgekit and targets": (71_226, lambda: lines_of(CODE)),
+    "lines of Python in edgekit and targets": (71_241, lambda: lines_of(CODE)),
     "of it the core, without apps and methods": (53_783, lambda: lines_of([path for path in CODE if is_core(path)])),
     "functions with more than 7 parameters": (11, lambda: sum(parameters(each) > 7 for each in functions())),
     "lines of the longest function": (77, lambda: max(map(length, functions()))),
@@ -79,7 +79,7 @@ BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
         lambda: sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.M)) for path in CODE),
     ),
     "files of less than 40 lines": (47, lambda: sum(0 < lines_of([path]) < 40 for path in CODE)),
-    "lines of tests": (47_627, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
+    "lines of tests": (47_634, lambda: lines_of(list((ROOT / "tests").rglob("*.py")))),
     "files of documentation": (
         54,
         lambda: sum(

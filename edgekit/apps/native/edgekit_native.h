@@ -64,7 +64,8 @@ edgekit_export int edgekit_verify(const char* folder);
 // Packs the weights of an artifact for ONNX Runtime into `packed`, a folder that nothing else uses, or does nothing where
 // that was done before. Without, each opening packs them into private memory, which counts against an app; packed ones
 // are mapped. They take two to three times the weights on disk, and this call as much private memory as an opening without
-// them. Do it again after ONNX Runtime or the artifact changed. 0, or -1 where it failed.
+// them; one process at a time may make it. Do it again after ONNX Runtime or the artifact changed. 0, or -1 where it
+// failed.
 edgekit_export int edgekit_pack(const char* folder, const char* runtime, const char* packed);
 
 // Opens an artifact: every file is hashed and compared with the manifest first. `runtime` is the file of ONNX Runtime's

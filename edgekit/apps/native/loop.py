@@ -13,17 +13,18 @@ from threading import Thread
 from typing import Any
 
 from edgekit.apps.native.build import executorch_folder, find_built
-from edgekit.apps.native.library import API_VERSION, NativeLibrary, NativeModel
+from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.common.content_store import ContentStore, Hold, packed_limit
-from edgekit.common.files import home
+from edgekit.common.files import file_sha256, home
 from edgekit.common.log import log, slow
 from edgekit.common.machine_facts import machine_key
 from edgekit.common.packages import TARGET_PACKAGES, versions_of
+from edgekit.common.proc import cpuinfo
 from edgekit.common.units import show_bytes
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
-from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
+from edgekit.errors import DamagedArtifact, EdgekitError, TargetFailed, TargetMissing
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
 _EXECUTORCH = "executorch"  # the target
@@ -124,6 +125,8 @@ class NativeLoop:
 
     def close(self) -> None:
         self._model.close()
+        if self._hold is not None:
+            self._hold.close()
 
 
 def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | None]:
@@ -135,9 +138,9 @@ def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | 
     if needed > limit:
         log.info("packed weights would take %s, EDGEKIT_PACKED allows %s", show_bytes(needed), show_bytes(limit))
         return None, None
-    manifest = (artifact / MANIFEST).read_bytes()
-    versions = f"{API_VERSION} {versions_of(TARGET_PACKAGES['onnx'])} {machine_key()}"
-    key = hashlib.sha256(manifest + versions.encode()).hexdigest()
+    hashes = [file_sha256(each) for each in (artifact / MANIFEST, library)]
+    machine = f"{machine_key()} {cpuinfo('flags', 'Features')}"
+    key = hashlib.sha256(f"{hashes} {versions_of(TARGET_PACKAGES['onnx'])} {machine}".encode()).hexdigest()
     store = ContentStore(home() / "packed")
 
     def make(folder: Path) -> None:
@@ -150,11 +153,23 @@ def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | 
         (folder / "model.txt").write_text(f"{artifact.name} for the native library")
 
     try:
-        folder, hold = store.hold(key, make, lambda entry: None)
+        folder, hold = store.hold(key, make, _check_whole)
     except (OSError, EdgekitError) as error:
         log.warning("the weights cannot be packed, and are copied instead: %s", error)
         return None, None
     return folder / _PACKED, hold
+
+
+def _check_whole(entry: Path) -> None:
+    """Compare the sizes of the files with those that were noted when they were written."""
+    folder = entry / _PACKED
+    try:
+        noted = [line.split() for line in (folder / "packed.txt").read_text().splitlines()[1:]]
+        is_whole = all((folder / name).stat().st_size == int(size) for size, name in noted)
+    except (OSError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise DamagedArtifact(f"{entry}: its packed weights are not whole")
 
 
 def _attention() -> Path | str:

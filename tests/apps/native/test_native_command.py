@@ -88,15 +88,22 @@ def test_a_chat_is_rendered_and_its_figures_are_shown(demo_artifact: Path, runti
 
 @pytest.mark.usefixtures("library")
 def test_weights_are_packed_once_unless_that_is_turned_off(
-    demo_artifact: Path, monkeypatch: pytest.MonkeyPatch
+    demo_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    private = {}
-    for setting in ("1GiB", "off"):
+    compiled = find_library()
+    monkeypatch.setattr("edgekit.apps.native.loop.find_library", lambda target: compiled)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    private, kept = [], []
+    for setting in ("off", "1MiB", "1GiB"):
         monkeypatch.setenv("EDGEKIT_PACKED", setting)
         memory = json.loads(run(demo_artifact, PROMPT, "--raw", "--json"))["statistics"]["memory"]
-        private[setting] = next(each for each in memory["classes"] if each["name"] == "runtime and private weights")
-    assert private["1GiB"]["predicted_bytes"] < private["off"]["predicted_bytes"]
-    assert private["1GiB"]["measured_bytes"] < private["off"]["measured_bytes"] + (4 << 20)
+        private += [row["predicted_bytes"] for row in memory["classes"] if row["name"] == "runtime and private weights"]
+        kept.append(any(tmp_path.glob("packed/*/weights/packed.txt")))
+    assert private[0] == private[1] > private[2]
+    (head,) = tmp_path.glob("packed/*/weights/head.bin")
+    head.write_bytes(head.read_bytes()[:-1])
+    run(demo_artifact, PROMPT, "--raw")  # packed again
+    assert kept == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ONLY_IN_PYTHON)
