@@ -24,7 +24,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 _KEY = re.compile(r"[0-9a-f]{64}")
 _KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
 IN_USE = "a process uses it"
-_DEFAULT_LIMIT_BYTES = 16 << 30
+DEFAULT_LIMIT_BYTES = 16 << 30
 
 
 class Hold:
@@ -195,18 +195,10 @@ class ContentStore:
         return file_lock(self.root / f".{key}.lock", waiting, fix)
 
 
-def packed_limit() -> int:
-    """Return the bytes that packed weights may take in the user's cache (`EDGEKIT_PACKED`); 0: none are kept."""
-    setting = os.environ.get("EDGEKIT_PACKED", "").strip()
-    if setting.lower() in ("off", "0", "no", "false"):
-        return 0
-    return parse_bytes(setting, "EDGEKIT_PACKED") if setting else _DEFAULT_LIMIT_BYTES
-
-
 def bounded_store(name: str) -> ContentStore:
     """Return a store of the user's cache within `EDGEKIT_STORE`, such as `8GiB`, or 16 GiB."""
     setting = os.environ.get("EDGEKIT_STORE", "").strip()
-    limit = parse_bytes(setting, "EDGEKIT_STORE") if setting else _DEFAULT_LIMIT_BYTES
+    limit = parse_bytes(setting, "EDGEKIT_STORE") if setting else DEFAULT_LIMIT_BYTES
     return ContentStore(home() / name, limit)
 
 

@@ -7,26 +7,40 @@ Requests, batches, cancels, schemas, adapters, saved prefixes, forgotten streams
 process.
 Private memory is read after each reopening, when nothing is kept; beside it, what malloc has given out: where that is
 flat, nothing leaks, and growth is holes between small objects. The first tenth of the time is the warm-up.
+
+    python -m examples.benchmarks.soak ARTIFACT --serve ADAPTER --minutes 60 --json load.json
+
+A server of ARTIFACT, an adapter of it and the demo, for 64 clients: four APIs (OpenAI's two, Anthropic's, Ollama's),
+streams and whole answers, schemas, clients that leave in the middle of an answer, and requests that are wrong. No
+answer may be lost, and every error has a name. `/readyz` is asked each second. Memory is that of the server and its
+workers when nothing runs, after the first twelfth of the time and at the end; the slowest request of 16 tokens is
+compared with the median.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import random
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
-from edgekit.common.footprint import private_bytes_now, return_unused
+from edgekit.common.footprint import footprint_of, private_bytes_now, return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import write_adapter
@@ -155,6 +169,186 @@ def soak(artifact: Path, seconds: float, seed: int, kinds: Sequence[str] = KINDS
     }  # fmt: skip
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["a", "b", "c"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+WRONG: tuple[tuple[str, bytes], ...] = (
+    ("/v1/chat/completions", b'{"model": "first", "messages": []}'),
+    ("/v1/chat/completions", b'{"model": "first", "messages": [{"role": "usr", "content": "a"}]}'),
+    ("/v1/chat/completions", b'{"model": "nobody", "messages": [{"role": "user", "content": "a"}]}'),
+    ("/v1/completions", b'{"model": "first", "prompt": "a", "temperature": -1}'),
+    ("/v1/completions", b'{"model": "first", "prompt": "' + b"many words " * 20_000 + b'"}'),
+    ("/v1/completions", b'{"model": "first", "prom'),
+    ("/v1/messages", b'{"model": "first", "max_tokens": 0, "messages": [{"role": "user", "content": "a"}]}'),
+    ("/v1/responses", b'{"model": "first", "input": "a", "text": {"format": {"type": "json_schema"}}}'),
+    ("/api/chat", b'{"model": "first", "messages": [{"role": "user", "content": "a"}], "format": "xml"}'),
+)
+
+
+class Clients:
+    """Clients of one server, and what they saw."""
+
+    def __init__(self, client: httpx.AsyncClient, until: float, seed: int) -> None:
+        self.client, self.until, self.draw = client, until, random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    async def run(self) -> None:
+        """Make random requests until the time is over."""
+        while True:
+            await asyncio.sleep(self.draw.random() * 12)
+            if time.monotonic() >= self.until:
+                return
+            kind = self.draw.choice((self._whole, self._whole, self._stream, self._leave, self._wrong, self._schema))
+            try:
+                await kind()
+            except Exception as error:  # an answer that is lost in any way is a finding
+                self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
+
+    def _text(self, most: int = 60) -> str:
+        return " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(1, most)))
+
+    def _request(self, tokens: int, stream: bool) -> tuple[str, dict[str, Any]]:
+        """Return a path and a body, of one of the APIs."""
+        draw = self.draw
+        model = draw.choice(("first", "first:tuned", "demo"))
+        body: dict[str, Any] = {"model": model, "stream": stream, "temperature": draw.choice((0.0, 0.8))}
+        path = draw.choice(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"))
+        if path == "/api/chat":
+            body["options"] = {"temperature": body.pop("temperature"), "num_predict": tokens}
+        else:
+            body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = tokens
+        text = self._text()
+        field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+        body[field] = text if field == "prompt" else [{"role": "user", "content": text}]
+        return path, body
+
+    async def _whole(self) -> None:
+        path, body = self._request(16, stream=False)
+        begun = time.monotonic()
+        answer = await self.client.post(path, json=body)
+        self._judge(path, answer)
+        if answer.status_code == 200:
+            self.seconds["whole"].append(time.monotonic() - begun)
+
+    async def _stream(self) -> None:
+        path, body = self._request(16, stream=True)
+        begun, last = time.monotonic(), ""
+        async with self.client.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                self._judge(path, answer)
+                return
+            async for line in answer.aiter_lines():
+                last = line or last
+        self.seconds["stream"].append(time.monotonic() - begun)
+        self.done[f"{path} stream"] += 1
+        if not re.search(r'\[DONE\]|message_stop|response\.(completed|incomplete)|"done": ?true', last):
+            self.faults.append(f"{path}: a stream without its end: {last[-200:]}")
+
+    async def _leave(self) -> None:
+        path, body = self._request(self.draw.randint(16, 200), stream=True)
+        async with self.client.stream("POST", path, json=body) as answer:
+            count = self.draw.randint(0, 8)
+            async for _ in answer.aiter_lines():
+                if (count := count - 1) < 0:
+                    break
+        self.done["left"] += 1
+
+    async def _wrong(self) -> None:
+        path, body = self.draw.choice(WRONG)
+        answer = await self.client.post(path, content=body, headers={"content-type": "application/json"})
+        if answer.status_code not in (400, 404, 413, 422, 503):
+            self.faults.append(f"{path}: {answer.status_code} for {body[:80]!r}")
+        self._judge(path, answer)
+
+    async def _schema(self) -> None:
+        format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+        body = {
+            "model": "first",
+            "messages": [{"role": "user", "content": self._text(10)}],
+            "response_format": format_,
+            "max_tokens": 40,
+        }
+        answer = await self.client.post("/v1/chat/completions", json=body)
+        self._judge("schema", answer)
+        if answer.status_code == 200:
+            choice = answer.json()["choices"][0]
+            if choice["finish_reason"] == "stop" and json.loads(choice["message"]["content"])["name"] not in "abc":
+                self.faults.append(f"schema: {choice}")
+
+    def _judge(self, path: str, answer: httpx.Response) -> None:
+        """Count an answer; one of 200 has tokens, and any other names its error."""
+        self.done[f"{path} {answer.status_code}"] += 1
+        if answer.status_code == 200:
+            if '"usage"' not in answer.text and '"eval_count"' not in answer.text:
+                self.faults.append(f"{path}: no usage in {answer.text[:200]}")
+            return
+        error = answer.json().get("error")
+        named = error if isinstance(error, str) else (error or {}).get("message")
+        if not named or (answer.status_code >= 500 and answer.status_code != 503):
+            self.faults.append(f"{path}: {answer.status_code} {answer.text[:300]}")
+        if answer.status_code == 503:
+            self.done[f"503: {re.sub(r'[0-9]+', 'N', str(named))[:60]}"] += 1
+
+
+def private_bytes(process: int) -> dict[str, int]:
+    """Return the private memory of a process and of each that it started."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    started = {child for thread in threads for child in (thread / "children").read_text().split()}
+    return {each: footprint_of(each) or 0 for each in (str(process), *sorted(started))}
+
+
+async def load(url: str, server: int, seconds: float, clients: int) -> dict[str, Any]:
+    """Run the clients twice, for a twelfth of the time and for the rest; return what was seen."""
+    began = time.monotonic()
+    memory: list[dict[str, int]] = []
+    ready: Counter[int] = Counter()
+    limits = httpx.Limits(max_connections=clients + 8)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
+
+        async def ask_ready() -> None:
+            while True:
+                ready[(await client.get("/readyz")).status_code] += 1
+                await asyncio.sleep(1)
+
+        asking = asyncio.create_task(ask_ready())
+        work = Clients(client, 0, 0)
+        for share in (1 / 12, 1):
+            work.until = began + seconds * share
+            await asyncio.gather(*(work.run() for _ in range(clients)))
+            await asyncio.sleep(15)  # the answers of those who left have ended
+            memory.append(private_bytes(server))
+        asking.cancel()
+    slowest = {kind: max(each) / statistics.median(each) for kind, each in work.seconds.items()}
+    medians = {kind: statistics.median(each) for kind, each in work.seconds.items()}
+    before, after = (sum(each.values()) for each in memory)
+    return {
+        "minutes": seconds / 60, "clients": clients, "requests": sum(work.done.values()), "done": dict(work.done),
+        "faults": work.faults, "readyz": dict(ready), "memory": memory, "grew": after / before - 1,
+        "median_s": medians, "slowest_over_median": slowest,
+    }  # fmt: skip
+
+
+def serve(artifact: Path, adapter: Path, seconds: float, clients: int) -> dict[str, Any]:
+    """Start a server of two models and an adapter, and return what its clients saw."""
+    command = [
+        sys.executable, "-m", "edgekit", "serve", f"first={artifact}", "demo", "--port", "0", "--json",
+        "--adapter", f"tuned={adapter}", "--ollama", "--keep-alive-s", "100000", "--max-per-key", str(2 * clients),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            return asyncio.run(load(url, server.pid, seconds, clients))
+        finally:
+            server.terminate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("artifact", type=Path)
@@ -164,10 +358,15 @@ def main() -> None:
     parser.add_argument(
         "--calls", type=int, default=40, help="between an opening and its end; 0 opens and closes alone"
     )
+    parser.add_argument("--serve", type=Path, metavar="ADAPTER", help="over HTTP, with this adapter")
+    parser.add_argument("--clients", type=int, default=64, help="of the server")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     try:
-        found = soak(options.artifact, 60 * options.minutes, options.seed, options.only or KINDS, options.calls)
+        if options.serve:
+            found = serve(options.artifact, options.serve, 60 * options.minutes, options.clients)
+        else:
+            found = soak(options.artifact, 60 * options.minutes, options.seed, options.only or KINDS, options.calls)
     except EdgekitError as error:
         raise SystemExit(f"an error without a cause: {type(error).__name__}: {error}") from error
     print(json.dumps({key: value for key, value in found.items() if key != "samples"}, indent=1))

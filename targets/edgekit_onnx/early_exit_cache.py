@@ -38,12 +38,8 @@ class EarlyExitCache:
 
     def shared(self, tokens: Sequence[int]) -> int:
         """Return the number of leading tokens that `tokens` has in common with the cached ones."""
-        count = 0
-        for mine, other in zip(self.tokens, tokens, strict=False):
-            if mine != other:
-                break
-            count += 1
-        return count
+        pairs = enumerate(zip(self.tokens, tokens, strict=False))
+        return next((count for count, (a, b) in pairs if a != b), min(len(self.tokens), len(tokens)))
 
     def put(self, hidden: NDArray[Any], count: int) -> None:
         """Write the first `count` cached hidden states to the start of `hidden`."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.content_store import Hold
 from edgekit.common.free_memory import free_memory
+from edgekit.common.packed_weights import PACKING_SHARE, PackedFolder, packed_weights
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
@@ -24,12 +25,12 @@ from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
 from edgekit_onnx.float16_kv import BITS as HALF_BITS, halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import COPIED_SHARE, GraphPart, parts_of
+from edgekit_onnx.memory import packed_share
 from edgekit_onnx.packed_products import pack_products
 from edgekit_onnx.pages import forget_pages
-from edgekit_onnx.prepack_cache import PackedFolder, get_or_build
-from edgekit_onnx.prepacking import pack_apart
+from edgekit_onnx.prepacking import pack_apart, refuse_short
 from edgekit_onnx.product_kernels import VERSION, ProductKernels, product_kernels, rows_are_alone, with_kernels
-from edgekit_onnx.sessions import Provider, open_graph, options
+from edgekit_onnx.sessions import Provider, arithmetic, open_graph, options
 
 _UNSEALED = "not sealed yet, so its packed weights are not kept; weights are copied instead"
 
@@ -165,10 +166,15 @@ def _packed(
             pack_products(files, bits, graphs, folder, gated=not plan.adapter_rank)
         else:
             pack_apart(files, plan.threads, bits, graphs, folder)
+        for graph in folder.glob("*.onnx"):
+            refuse_short(graph)
         (folder / "model.txt").write_text(f"{plan.model.name} {plan.recipe.name}")  # for `edgekit store ls`
 
-    how = f"{VERSION}, {'apart' if plan.adapter_rank else 'gated'}" if kernels else plan.threads  # adapters: apart
-    return get_or_build(_hash(f"{data} {how}{derived}".encode(), graphs), files, save, own=kernels is not None)
+    own = kernels is not None
+    how = f"{VERSION}, {'apart' if plan.adapter_rank else 'gated'}" if own else plan.threads  # adapters: apart
+    key = _hash(f"{data} {how}{derived} {arithmetic()}".encode(), graphs)
+    weights = (files / DATA_FILE).stat().st_size
+    return packed_weights(key, weights, packed_share(own), 0.0 if own else PACKING_SHARE, save)
 
 
 def _hash(first: bytes, graphs: Sequence[CheckedGraph]) -> str:

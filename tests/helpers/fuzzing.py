@@ -85,7 +85,7 @@ def damaged_bytes(whole: bytes, draw: random.Random, header: int = 12_000) -> by
 
 
 def fields_of(value: Any) -> list[Paths]:
-    """The places of each field in a JSON value; the items of a list, and those of a large object, are one field."""
+    """Return where each field of a JSON value stands; the items of a list or of a large object are one field."""
     found: dict[tuple[str | int, ...], Paths] = {}
     places: list[tuple[Any, tuple[str | int, ...], tuple[str | int, ...]]] = [(value, (), ())]
     for inner, path, field in places:

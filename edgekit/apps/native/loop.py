@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +13,14 @@ from typing import Any
 
 from edgekit.apps.native.build import executorch_folder, find_built
 from edgekit.apps.native.library import NativeLibrary, NativeModel
-from edgekit.common.content_store import ContentStore, Hold, packed_limit
-from edgekit.common.files import file_sha256, home
-from edgekit.common.log import log, slow
-from edgekit.common.machine_facts import machine_key
+from edgekit.common.files import file_sha256
+from edgekit.common.log import log
 from edgekit.common.packages import TARGET_PACKAGES, versions_of
-from edgekit.common.proc import cpuinfo
-from edgekit.common.units import show_bytes
+from edgekit.common.packed_weights import PACKING_SHARE, PackedFolder, packed_weights, time_limit_s
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
-from edgekit.errors import DamagedArtifact, EdgekitError, TargetFailed, TargetMissing
+from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
 _EXECUTORCH = "executorch"  # the target
@@ -103,10 +99,16 @@ class NativeLoop:
 
     def __init__(self, artifact: Path, target: str, *, exact: bool = False, drafts: bool = False) -> None:
         library, is_program = find_library(target), target == _EXECUTORCH
-        packed, self._hold = (None, None) if is_program else _packed_weights(artifact, library)
-        self.maps_weights = is_program or packed is not None
+        packed = PackedFolder(None) if is_program else _packed_weights(artifact, library)
+        if packed.note:
+            log.warning(packed.note)
+        self._hold = packed.hold
+        self.maps_weights = is_program or packed.folder is not None
         self._model = NativeLibrary(library).open(
-            artifact, runtime=_attention() if is_program else None, exact=exact, packed=packed
+            artifact,
+            runtime=_attention() if is_program else None,
+            exact=exact,
+            packed=packed.folder and packed.folder / _PACKED,
         )
         self._draft_tokens = LOOKUP_TOKENS if drafts else 0
 
@@ -129,47 +131,25 @@ class NativeLoop:
             self._hold.close()
 
 
-def _packed_weights(artifact: Path, library: Path) -> tuple[Path | None, Hold | None]:
-    """Return the folder of the packed weights, made in a process of its own, and its hold; none where they cannot be.
+def _packed_weights(artifact: Path, library: Path) -> PackedFolder:
+    """Return the weights as another process packs them with the library; `edgekit.open` keeps its own."""
 
-    Where they lie, `edgekit.open` keeps its own.
-    """
-    limit, needed = packed_limit(), _PACKED_SHARE * (artifact / _WEIGHTS).stat().st_size
-    if needed > limit:
-        log.info("packed weights would take %s, EDGEKIT_PACKED allows %s", show_bytes(needed), show_bytes(limit))
-        return None, None
-    hashes = [file_sha256(each) for each in (artifact / MANIFEST, library)]
-    machine = f"{machine_key()} {cpuinfo('flags', 'Features')}"
-    key = hashlib.sha256(f"{hashes} {versions_of(TARGET_PACKAGES['onnx'])} {machine}".encode()).hexdigest()
-    store = ContentStore(home() / "packed")
-
-    def make(folder: Path) -> None:
-        store.keep_within(limit - needed, spare=key)
-        slow.info("packing the weights of %s for this processor, once; later openings map them", artifact.name)
+    def save(folder: Path) -> None:
         arguments = [str(each) for each in (library, artifact.resolve(), folder / _PACKED)]
-        done = subprocess.run([sys.executable, "-P", "-m", __name__, *arguments], capture_output=True, check=False)
+        command = [sys.executable, "-P", "-m", __name__, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False, timeout=time_limit_s(weights))
+        except subprocess.TimeoutExpired as late:
+            raise TargetFailed(f"packing was ended after {late.timeout:,.0f} s") from late
         if done.returncode != 0:
             raise TargetFailed(done.stderr.decode(errors="replace")[-300:].strip() or f"exit {done.returncode}")
         (folder / "model.txt").write_text(f"{artifact.name} for the native library")
 
-    try:
-        folder, hold = store.hold(key, make, _check_whole)
-    except (OSError, EdgekitError) as error:
-        log.warning("the weights cannot be packed, and are copied instead: %s", error)
-        return None, None
-    return folder / _PACKED, hold
-
-
-def _check_whole(entry: Path) -> None:
-    """Compare the sizes of the files with those that were noted when they were written."""
-    folder = entry / _PACKED
-    try:
-        noted = [line.split() for line in (folder / "packed.txt").read_text().splitlines()[1:]]
-        is_whole = all((folder / name).stat().st_size == int(size) for size, name in noted)
-    except (OSError, ValueError):
-        is_whole = False
-    if not is_whole:
-        raise DamagedArtifact(f"{entry}: its packed weights are not whole")
+    weights = (artifact / _WEIGHTS).stat().st_size
+    hashes = [file_sha256(each) for each in (artifact / MANIFEST, library)]
+    return packed_weights(
+        f"{hashes} {versions_of(TARGET_PACKAGES['onnx'])}", weights, _PACKED_SHARE, PACKING_SHARE, save
+    )
 
 
 def _attention() -> Path | str:
