@@ -15,8 +15,8 @@ class Artifact {
 
   const Json& plan() const { return manifest_.at("plan"); }
   bool has(const std::string& name) const { return files_.count(name) != 0; }
-  // The size of a file; 0: it is not in the manifest.
-  uint64_t bytes(const std::string& name) const { return has(name) ? static_cast<uint64_t>(files_.at(name).bytes) : 0; }
+  // The size of a file; refuses one that is not in the manifest.
+  uint64_t bytes(const std::string& name) const { return static_cast<uint64_t>(fact(name).bytes); }
   const std::string& folder() const { return folder_; }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
 

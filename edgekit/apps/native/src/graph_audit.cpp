@@ -10,6 +10,7 @@
 
 #include "errors.h"
 #include "numbers.h"
+#include "onnx_fields.h"
 #include "protobuf.h"
 
 namespace edgekit {
@@ -33,33 +34,25 @@ const std::set<std::string_view> kOperators = {
     "Unsqueeze",
 };
 
-// The numbers and kinds of the fields in onnx.proto that the exporter writes; any other is refused. A parser skips a
+// The kinds of the fields in onnx.proto that the exporter writes; any other is refused. A parser skips a
 // field of another kind than its number has, and would then read another graph than this audit.
+using namespace onnx;
 using Fields = std::map<uint32_t, Kind>;
-constexpr uint32_t kModelGraph = 7, kModelOperators = 8;
 const Fields kModelFields = {  // with a version and the producer
     {1, Kind::kNumber}, {2, Kind::kBytes}, {kModelGraph, Kind::kBytes}, {kModelOperators, Kind::kBytes}};
-constexpr uint32_t kOperatorsDomain = 1;
 const Fields kOperatorsFields = {{kOperatorsDomain, Kind::kBytes}, {2, Kind::kNumber}};
-constexpr uint32_t kGraphNode = 1, kGraphTensor = 5, kGraphInput = 11;
-const Fields kGraphFields = {  // with a name, outputs and shapes of values
+const Fields kGraphFields = {  // with a name and shapes of values
     {kGraphNode, Kind::kBytes},  {2, Kind::kBytes},  {kGraphTensor, Kind::kBytes},
-    {kGraphInput, Kind::kBytes}, {12, Kind::kBytes}, {13, Kind::kBytes}};
-constexpr uint32_t kValueName = 1;
-const Fields kValueFields = {{kValueName, Kind::kBytes}, {2, Kind::kBytes}};
-constexpr uint32_t kNodeInput = 1, kNodeOutput = 2, kNodeName = 3, kNodeKind = 4, kNodeAttribute = 5, kNodeDomain = 7;
+    {kGraphInput, Kind::kBytes}, {kGraphOutput, Kind::kBytes}, {13, Kind::kBytes}};
+const Fields kValueFields = {{kValueName, Kind::kBytes}, {kValueType, Kind::kBytes}};
 const Fields kNodeFields = {{kNodeInput, Kind::kBytes}, {kNodeOutput, Kind::kBytes},    {kNodeName, Kind::kBytes},
                             {kNodeKind, Kind::kBytes},  {kNodeAttribute, Kind::kBytes}, {kNodeDomain, Kind::kBytes}};
-constexpr uint32_t kAttributeName = 1, kAttributeWhole = 3, kAttributeType = 20;
-const Fields kAttributeFields = {  // with a float and a text
-    {kAttributeName, Kind::kBytes}, {2, Kind::kFourBytes}, {kAttributeWhole, Kind::kNumber}, {4, Kind::kBytes},
+const Fields kAttributeFields = {  // with a float
+    {kAttributeName, Kind::kBytes}, {2, Kind::kFourBytes}, {kAttributeWhole, Kind::kNumber}, {kAttributeText, Kind::kBytes},
     {kAttributeType, Kind::kNumber}};
-constexpr uint32_t kTensorDims = 1, kTensorType = 2, kTensorName = 8, kTensorBytes = 9, kTensorExternal = 13,
-                   kTensorPlace = 14;
 const Fields kTensorFields = {{kTensorDims, Kind::kNumber},    {kTensorType, Kind::kNumber},
                               {kTensorName, Kind::kBytes},     {kTensorBytes, Kind::kBytes},
                               {kTensorExternal, Kind::kBytes}, {kTensorPlace, Kind::kNumber}};
-constexpr uint32_t kEntryKey = 1, kEntryValue = 2;
 const Fields kEntryFields = {{kEntryKey, Kind::kBytes}, {kEntryValue, Kind::kBytes}};
 constexpr size_t kSinks = 11;  // place of learnt logits among the inputs of attention, which only experts have
 

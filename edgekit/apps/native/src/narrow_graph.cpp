@@ -5,18 +5,15 @@
 #include <vector>
 
 #include "errors.h"
+#include "onnx_fields.h"
 #include "onnxruntime.h"
 #include "protobuf.h"
 
 namespace edgekit {
 namespace {
 
-// The numbers of fields in onnx.proto.
-constexpr uint32_t kModelGraph = 7;
-constexpr uint32_t kGraphNode = 1, kGraphInput = 11, kGraphOutput = 12;
-constexpr uint32_t kNodeInput = 1, kNodeOutput = 2, kNodeName = 3, kNodeKind = 4, kNodeAttribute = 5;
-constexpr uint32_t kAttributeName = 1, kAttributeWhole = 3, kAttributeText = 4, kAttributeKind = 20;
-constexpr uint32_t kValueName = 1, kValueType = 2, kTypeTensor = 1, kTensorNumber = 1;
+using namespace onnx;
+
 constexpr uint64_t kWhole = 2, kText = 3;  // kinds of attributes
 
 constexpr const char* kAttention = "GroupQueryAttention";
@@ -41,9 +38,9 @@ std::string with_kind(std::string_view value, Number kind) {
   return replaced_in(value, kValueType, [&](std::string_view type) {
     return replaced_in(type, kTypeTensor, [&](std::string_view tensor) {
       std::string made;
-      add_number(made, kTensorNumber, static_cast<uint64_t>(kind));
+      add_number(made, kTypeTensorNumber, static_cast<uint64_t>(kind));
       for (const ProtobufField& each : protobuf_fields(tensor)) {
-        if (each.number != kTensorNumber) made += each.written;
+        if (each.number != kTypeTensorNumber) made += each.written;
       }
       return made;
     });
@@ -52,7 +49,7 @@ std::string with_kind(std::string_view value, Number kind) {
 
 std::string input_of_floats(const std::string& name) {
   std::string tensor, type, value;
-  add_number(tensor, kTensorNumber, static_cast<uint64_t>(Number::kFloat));
+  add_number(tensor, kTypeTensorNumber, static_cast<uint64_t>(Number::kFloat));
   add_bytes(type, kTypeTensor, tensor);
   add_bytes(value, kValueName, name);
   add_bytes(value, kValueType, type);
@@ -63,7 +60,7 @@ std::string whole_attribute(const char* name, uint64_t value) {
   std::string made;
   add_bytes(made, kAttributeName, name);
   add_number(made, kAttributeWhole, value);
-  add_number(made, kAttributeKind, kWhole);
+  add_number(made, kAttributeType, kWhole);
   return made;
 }
 
@@ -71,7 +68,7 @@ std::string text_attribute(const char* name, const char* value) {
   std::string made;
   add_bytes(made, kAttributeName, name);
   add_bytes(made, kAttributeText, value);
-  add_number(made, kAttributeKind, kText);
+  add_number(made, kAttributeType, kText);
   return made;
 }
 

@@ -23,6 +23,7 @@
 #include "graph_audit.h"
 #include "narrow_graph.h"
 #include "onnx_engine.h"
+#include "onnx_fields.h"
 #include "protobuf.h"
 #include "sha256.h"
 
@@ -30,6 +31,7 @@ namespace edgekit {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace onnx;
 
 constexpr const char* kStamp = "packed.txt";  // the key, then the size and name of each file; written last
 constexpr const char* kLayout = "1";          // raise it whenever the form of the folder changes
@@ -37,9 +39,6 @@ constexpr size_t kMostStampBytes = 1u << 20, kMostPackedGraphBytes = 512u << 20;
 constexpr uint64_t kAlignment = 64;   // of packed memory, on which its layout depends
 constexpr int64_t kPackedShare = 3;   // bytes of packed files by those of the weights, at most
 constexpr TokenId kProbe[] = {0, 1, 2};
-
-// The numbers of fields in onnx.proto.
-constexpr uint32_t kModelGraph = 7, kGraphInitializer = 5, kTensorExternal = 13, kEntryKey = 1, kEntryValue = 2;
 
 // What kernels choose the layout of packed weights by: not by the kind of a core, since cores that sleep are not listed.
 std::string processor() {
@@ -188,7 +187,7 @@ void align(const fs::path& graph) {
   DataFile file(graph.parent_path() / data_file(graph.filename().string()));
   const std::string made = replaced_in(
       read_file(graph.string(), kMostPackedGraphBytes), kModelGraph, [&](std::string_view body) {
-        return replaced_in(body, kGraphInitializer,
+        return replaced_in(body, kGraphTensor,
                            [&](std::string_view tensor) { return moved_tensor(tensor, file); });
       });
   file.replace();

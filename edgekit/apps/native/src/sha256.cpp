@@ -125,7 +125,10 @@ bool is_fast() { return false; }
 
 }  // namespace
 
-Sha256::Sha256(bool may_be_fast) : add_(may_be_fast && is_fast() ? add_fast : add_plain) {}
+Sha256::Sha256(bool may_be_fast) {
+  static const bool has_fast = is_fast();
+  add_ = may_be_fast && has_fast ? add_fast : add_plain;
+}
 
 void Sha256::update(const void* data, size_t size) {
   const auto* bytes = static_cast<const uint8_t*>(data);
