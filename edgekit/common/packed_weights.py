@@ -102,7 +102,6 @@ def _make_room(store: ContentStore, name: str, limit: int, needed: int, copies: 
     free = free_bytes(store.root)
     if free < needed:
         raise DoesNotFit(f"packed weights need {show_bytes(needed)} in {store.root}, {show_bytes(free)} are free")
-
     working, memory = _PACKING_BYTES + copies, free_memory()
     if memory is not None and memory.bytes < working:
         raise DoesNotFit(

@@ -163,6 +163,9 @@ class Recipe(Frozen):
     # Description of the source's integers, if they are kept: "Q4_0, groups of 32". None: the model is quantised anew.
     keeps: Annotated[Text | None, Field(exclude_if=lambda value: value is None)] = None
 
+    def __hash__(self) -> int:
+        return hash((self.name, len(self.rules)))  # cheap, as a model's
+
     @property
     def plain_name(self) -> str:
         """The name of the same formats without smoothing."""

@@ -88,7 +88,7 @@ def windows(model: ModelSpec, able: Capabilities, context: int) -> Iterator[Cont
 
 def smaller_contexts(model: ModelSpec, able: Capabilities, context: int) -> Iterator[ContextConfig]:
     """Yield smaller contexts, largest first, each with the most cache bits first."""
-    last = (min(context - 1, furthest_context(model, able)) // CONTEXT_STEP) * CONTEXT_STEP
+    last, policy = (min(context - 1, furthest_context(model, able)) // CONTEXT_STEP) * CONTEXT_STEP, KVEvictionPolicy()
     for smaller in range(last, SMALLEST_CONTEXT - 1, -CONTEXT_STEP):
         for index, bits in enumerate(able.kv_bits):
-            yield ContextConfig((3, -smaller, index), smaller, KVEvictionPolicy(), bits)
+            yield ContextConfig((3, -smaller, index), smaller, policy, bits)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from logging import INFO, WARNING
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -16,7 +17,7 @@ from edgekit.apps.native.library import NativeLibrary, NativeModel
 from edgekit.common.files import file_sha256
 from edgekit.common.log import log
 from edgekit.common.packages import TARGET_PACKAGES, versions_of
-from edgekit.common.packed_weights import PACKING_SHARE, PackedFolder, packed_weights, time_limit_s
+from edgekit.common.packed_weights import PACKING_SHARE, PackedFolder, packed_limit, packed_weights, time_limit_s
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.native_loop import NativeAnswer, NativeMemory
@@ -101,7 +102,7 @@ class NativeLoop:
         library, is_program = find_library(target), target == _EXECUTORCH
         packed = PackedFolder(None) if is_program else _packed_weights(artifact, library)
         if packed.note:
-            log.warning(packed.note)
+            log.log(WARNING if packed_limit() else INFO, packed.note)
         self._hold = packed.hold
         self.maps_weights = is_program or packed.folder is not None
         self._model = NativeLibrary(library).open(

@@ -34,22 +34,23 @@ const std::set<std::string_view> kOperators = {
     "Unsqueeze",
 };
 
-// The kinds of the fields in onnx.proto that the exporter writes; any other is refused. A parser skips a
-// field of another kind than its number has, and would then read another graph than this audit.
 using namespace onnx;
+
+// The kinds of the fields in onnx.proto that the exporter writes; any other is refused. A parser skips a field of
+// another kind than its number has, and would then read another graph than this audit.
 using Fields = std::map<uint32_t, Kind>;
 const Fields kModelFields = {  // with a version and the producer
     {1, Kind::kNumber}, {2, Kind::kBytes}, {kModelGraph, Kind::kBytes}, {kModelOperators, Kind::kBytes}};
 const Fields kOperatorsFields = {{kOperatorsDomain, Kind::kBytes}, {2, Kind::kNumber}};
 const Fields kGraphFields = {  // with a name and shapes of values
-    {kGraphNode, Kind::kBytes},  {2, Kind::kBytes},  {kGraphTensor, Kind::kBytes},
+    {kGraphNode, Kind::kBytes},  {2, Kind::kBytes},            {kGraphTensor, Kind::kBytes},
     {kGraphInput, Kind::kBytes}, {kGraphOutput, Kind::kBytes}, {13, Kind::kBytes}};
 const Fields kValueFields = {{kValueName, Kind::kBytes}, {kValueType, Kind::kBytes}};
 const Fields kNodeFields = {{kNodeInput, Kind::kBytes}, {kNodeOutput, Kind::kBytes},    {kNodeName, Kind::kBytes},
                             {kNodeKind, Kind::kBytes},  {kNodeAttribute, Kind::kBytes}, {kNodeDomain, Kind::kBytes}};
 const Fields kAttributeFields = {  // with a float
-    {kAttributeName, Kind::kBytes}, {2, Kind::kFourBytes}, {kAttributeWhole, Kind::kNumber}, {kAttributeText, Kind::kBytes},
-    {kAttributeType, Kind::kNumber}};
+    {kAttributeName, Kind::kBytes}, {2, Kind::kFourBytes}, {kAttributeWhole, Kind::kNumber},
+    {kAttributeText, Kind::kBytes}, {kAttributeType, Kind::kNumber}};
 const Fields kTensorFields = {{kTensorDims, Kind::kNumber},    {kTensorType, Kind::kNumber},
                               {kTensorName, Kind::kBytes},     {kTensorBytes, Kind::kBytes},
                               {kTensorExternal, Kind::kBytes}, {kTensorPlace, Kind::kNumber}};
