@@ -213,8 +213,8 @@ def build(
 
     If `partly`, plans that cannot be built are left out while another one can, and their errors returned by device.
     """
-    if options.prepare:
-        refuse_other_devices([plan for plan, _ in jobs])
+    if others := [plan.device for plan, _ in jobs if options.prepare and plan.device != "this"]:
+        raise InvalidInput(f"prepare: works for device this, not for {others[0]}; open the artifact there once")
     made, ready, refused = list[Artifact](), [], dict[str, EdgekitError]()
 
     def leave_out(plan: Plan, error: EdgekitError) -> None:
@@ -244,12 +244,6 @@ def build(
     if options.prepare:
         _prepare_openings(made, progress)
     return made, refused
-
-
-def refuse_other_devices(plans: Sequence[Plan]) -> None:
-    """Refuse to prepare for a machine that is not this one."""
-    if others := [plan.device for plan in plans if plan.device != "this"]:
-        raise InvalidInput(f"prepare: works for device this, not for {others[0]}; open the artifact there once")
 
 
 def _prepare_openings(artifacts: Sequence[Artifact], progress: Progress) -> None:

@@ -93,15 +93,12 @@ def multiply_speed(cores: int) -> float:
     """Measure the TFLOPS of single-precision matrix products on all cores."""
     import numpy as np
 
-    squares = [np.ones((_SIDE, _SIDE), dtype=np.float32) for _ in range(cores)]
-    return (
-        _best_rate([partial(_square, each) for each in squares], 2 * _SIDE**3 * _PRODUCTS * cores, _MULTIPLY_S) / 1e12
-    )
+    def multiply(matrix: Floats) -> None:
+        for _ in range(_PRODUCTS):
+            matrix.dot(matrix)
 
-
-def _square(matrix: Floats) -> None:
-    for _ in range(_PRODUCTS):
-        matrix.dot(matrix)
+    tasks = [partial(multiply, np.ones((_SIDE, _SIDE), dtype=np.float32)) for _ in range(cores)]
+    return _best_rate(tasks, 2 * _SIDE**3 * _PRODUCTS * cores, _MULTIPLY_S) / 1e12
 
 
 def _best_rate(tasks: Sequence[Callable[[], object]], work: int, limit_s: float) -> float:

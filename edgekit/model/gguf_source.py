@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,14 +57,24 @@ def open_gguf(path: Path) -> GgufModel:
 
 def file_identity(path: Path) -> str:
     """Return a hash that changes if the file, or a further part of it, is replaced or rewritten."""
+    parts = [f"{header} {_stamp_of(part)}" for part, header in _headers(path, _stamp_of(path))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def _headers(path: Path, _stamp: str) -> tuple[tuple[Path, str], ...]:
+    """Return each part with the hash of its header, which is read once while the first part stays as it is."""
     with ExitStack() as stack:
         shards = [stack.enter_context(shard) for shard in open_shards(path)]
-        digest = hashlib.sha256()
-        for shard in shards:
-            info = shard.path.stat()
-            stamp = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
-            digest.update(f"{shard.header_sha256()} {stamp}\n".encode())
-        return digest.hexdigest()
+        return tuple((shard.path, shard.header_sha256()) for shard in shards)
+
+
+def _stamp_of(path: Path) -> str:
+    try:
+        info = path.stat()
+    except OSError:
+        return "missing"  # opening it says why
+    return f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
 
 
 def open_gguf_tensors(path: Path, *, with_second_table: bool = False) -> GgufTensors:

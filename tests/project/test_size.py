@@ -69,8 +69,8 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BUDGETS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of Python in edgekit and targets": (71_220, lambda: lines_of(CODE)),
-    "of it the core, without apps and methods": (53_781, lambda: lines_of([path for path in CODE if is_core(path)])),
+    "lines of Python in edgekit and targets": (71_222, lambda: lines_of(CODE)),
+    "of it the core, without apps and methods": (53_783, lambda: lines_of([path for path in CODE if is_core(path)])),
     "functions with more than 7 parameters": (11, lambda: sum(parameters(each) > 7 for each in functions())),
     "lines of the longest function": (77, lambda: max(map(length, functions()))),
     "options of all commands": (284, lambda: options(root, click.Context(root))),
