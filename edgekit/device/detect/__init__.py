@@ -92,13 +92,13 @@ def _linux(ask: HostProbe) -> DeviceProfile:
     chip = board or readings.cpu_name(cpuinfo, ask.architecture)
     targets: dict[str, tuple[str, ...]] = {
         "onnx": ("cpu",),
-        "llamacpp": ("cpu",),
         "executorch": ("xnnpack",),
+        "llamacpp": ("cpu",),
         "mlx": ("cpu",),
     }
     notes: tuple[str, ...] = ()
     if kind == "edge-gpu":
-        targets = {"onnx": ("cuda", "cpu"), "llamacpp": ("cpu",), "executorch": ("xnnpack",)}
+        targets = {"onnx": ("cuda", "cpu"), "executorch": ("xnnpack",), "llamacpp": ("cpu",)}
         notes = ("the bandwidth is what the processor reads; the GPU may reach more: compare a jetson profile",)
     return _measured(
         ask,
